@@ -1,0 +1,173 @@
+"""The wire types: what the daemon shows of itself (snapshot) and what happened (events)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from flexlab.spec.instance import Condition, InstanceState
+from flexlab.spec.machine import Gpu, PoolKind
+from flexlab.spec.plan import Keep, Refusal
+
+SNAPSHOT_SCHEMA = 1
+
+ModelWord = Literal[
+    "cold",
+    "queued",
+    "preparing",
+    "loading",
+    "ready",
+    "degraded",
+    "draining",
+    "preempted",
+    "failed",
+    "off",
+    "unknown",
+]
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far something is. Totals and rates are None while unknown; `done` never decreases."""
+
+    phase: Literal["weights", "image", "verify", "loading", "waiting"]
+    text: str
+    done_bytes: int | None = None
+    total_bytes: int | None = None
+    bytes_per_s: float | None = None
+    eta_s: float | None = None
+
+
+class PoolView(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool's account: free = total - reserve - foreign - sum of claims."""
+
+    id: str
+    kind: PoolKind
+    total_bytes: int | None
+    used_bytes: int | None
+    reserve_bytes: int
+    foreign_bytes: int | None
+    free_bytes: int | None
+    claims: dict[str, int] = {}
+    """Instance id -> bytes."""
+    sampled_at: float | None = None
+
+
+class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
+    """One running (or starting, or stopping) backend."""
+
+    id: str
+    model: str
+    variant: str
+    backend: str
+    runtime: str
+    arch: str
+    devices: tuple[str, ...]
+    state: InstanceState
+    since: float
+    why: str
+    until: float | None = None
+    conditions: tuple[Condition, ...] = ()
+    claims: dict[str, int] = {}
+    measured_bytes: dict[str, int] = {}
+    endpoint: str | None = None
+    ref: str | None = None
+    image: str | None = None
+    plan_hash: str = ""
+    log_path: str | None = None
+    ready_at: float | None = None
+    load_s: float | None = None
+    in_flight: int = 0
+
+
+class ModelView(msgspec.Struct, frozen=True, kw_only=True):
+    """One model: a recipe, a derived recipe, or an external server."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    word: ModelWord
+    since: float
+    why: str
+    until: float | None = None
+    installed: bool = False
+    weight_bytes: int | None = None
+    capabilities: tuple[str, ...] = ()
+    context: int | None = None
+    keep: Keep = "cold"
+    pinned: bool = False
+    enabled: bool = True
+    priority: int = 100
+    in_flight: int = 0
+    waiting: int = 0
+    instances: tuple[str, ...] = ()
+    progress: Progress | None = None
+    tokens_per_s: float | None = None
+    ttft_s: float | None = None
+    idle_since: float | None = None
+    unload_at: float | None = None
+    starts: int = 0
+    preempted: int = 0
+    crashes: int = 0
+    last_load_s: float | None = None
+    problem: Refusal | None = None
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole lab at one moment; self-contained, so that a recording replays."""
+
+    schema: int = SNAPSHOT_SCHEMA
+    flexlab_version: str
+    hostname: str
+    installation: str
+    pid: int
+    started_at: float
+    at: float
+    address: str
+    """The gateway's base URL."""
+    gpus: tuple[Gpu, ...] = ()
+    pools: tuple[PoolView, ...] = ()
+    models: tuple[ModelView, ...] = ()
+    instances: tuple[InstanceView, ...] = ()
+    requests_total: int = 0
+    last_event: int = 0
+
+
+EventKind = Literal[
+    "daemon",
+    "model",
+    "instance",
+    "preempt",
+    "weights",
+    "refused",
+    "memory",
+    "settings",
+]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that happened: what, to whom, why, because of whom, at what cost."""
+
+    id: int
+    at: float
+    kind: EventKind
+    text: str
+    """One sentence for people."""
+    model: str | None = None
+    instance: str | None = None
+    state: str | None = None
+    why: str | None = None
+    by: str | None = None
+    """The model that caused it, where one did."""
+    seconds: float | None = None
+    bytes: int | None = None
+
+
+class UpStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the answer to `up`: a change, a progress tick, the end."""
+
+    kind: Literal["event", "progress", "ready", "refused"]
+    text: str = ""
+    progress: Progress | None = None
+    model: ModelView | None = None
+    instance: InstanceView | None = None
+    refusal: Refusal | None = None
