@@ -1,8 +1,11 @@
 """Where FlexLab keeps things. XDG folders, each replaceable by one FLEXLAB_* variable.
 
-    config  $FLEXLAB_CONFIG_DIR  $XDG_CONFIG_HOME/flexlab  ~/.config/flexlab       settings.yaml, recipes/
-    data    $FLEXLAB_DATA_DIR    $XDG_DATA_HOME/flexlab    ~/.local/share/flexlab  models/ (weights)
-    state   $FLEXLAB_STATE_DIR   $XDG_STATE_HOME/flexlab   ~/.local/state/flexlab  one folder per machine
+    config  $FLEXLAB_CONFIG_DIR  $XDG_CONFIG_HOME/flexlab  ~/.config/flexlab
+            settings.yaml, recipes/
+    data    $FLEXLAB_DATA_DIR    $XDG_DATA_HOME/flexlab    ~/.local/share/flexlab
+            models/ (weights)
+    state   $FLEXLAB_STATE_DIR   $XDG_STATE_HOME/flexlab   ~/.local/state/flexlab
+            one folder per machine
 
 Weights are never put into a cache folder: cleaners delete those. State has a folder per machine
 id, since a home may be shared over NFS while processes and containers are not.
@@ -57,7 +60,7 @@ def user_recipes_dir() -> Path:
 
 
 def shipped_dir(name: str) -> Path:
-    """`recipes` or `compose` as installed: inside the wheel, or beside the package in a checkout."""
+    """`recipes` or `compose`: inside the wheel, or beside the package in a checkout."""
     package = Path(__file__).resolve().parent.parent
     inside = package / "_data" / name
     return inside if inside.is_dir() else package.parent / name

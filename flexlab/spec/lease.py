@@ -33,4 +33,4 @@ class Lease(Protocol):
         """The work is over; releasing twice is harmless."""
 
     def on_cut(self, callback: Callable[[Refusal], None]) -> None:
-        """`callback(why)` is called at most once, when the instance must go before the work ends."""
+        """`callback(why)` is called at most once: the instance must go before the work ends."""

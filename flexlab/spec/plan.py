@@ -52,6 +52,20 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 3.0
 
 
+class Weight(msgspec.Struct, frozen=True, kw_only=True):
+    """One file or folder that a variant needs, and how to know that it is the right one."""
+
+    source: str
+    """`pypi://`, `hf://` or `file://` (see spec.source)."""
+    sha256: str | None = None
+    """Of the file itself."""
+    archive_sha256: str | None = None
+    """Of the wheel that it is a member of."""
+    size_bytes: int | None = None
+    archive_bytes: int | None = None
+    allow_pickle: bool = False
+
+
 class RuntimeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a runtime can be used on this machine, and what is missing where it cannot."""
 
@@ -106,8 +120,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...]
     """Ids of the devices it would get: GPU ids, or `cpu`."""
     needs: tuple[Need, ...]
-    weights: tuple[str, ...]
-    """Source URIs that must be installed before it can start."""
+    weights: tuple[Weight, ...]
+    """What must be installed before it can start; the first one is the model itself."""
     settings: dict[str, object] = {}
     """The backend's settings, resolved and validated."""
     preference: int = 0
