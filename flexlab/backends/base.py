@@ -1,0 +1,164 @@
+"""What every engine's file provides: a settings type, and what turns settings into words.
+
+A backend knows its engine's own option names and what its answers mean. What varies by image,
+version or arch (environment, times, error patterns) is data in `recipes/backends/*.yaml`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Annotated, ClassVar, Literal, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from flexlab.core.errors import UsageError
+from flexlab.core.text import clean_line
+from flexlab.spec.machine import Problem
+from flexlab.spec.plan import API_KEY_FILE, HOST, PORT
+
+Readiness = Literal["ready", "loading", "failed"]
+PLACEHOLDERS = frozenset({HOST, PORT, API_KEY_FILE})
+"""Words that a runtime replaces; only a whole word is one, so data must never equal it."""
+
+LOG_TAIL_MAX_CHARS = 64 * 1024
+"""How much of a log is searched for a known error: patterns may come from a user's recipe."""
+
+
+class BackendSettings(BaseModel):
+    """Base of every engine's settings: typed, strict, snake_case, unknown names refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    other_names: ClassVar[Mapping[str, str]] = {}
+    """What other programs call a setting -> its name here; only ever suggested, never accepted."""
+
+
+class ErrorPattern(Protocol):
+    """A known failure of an engine, by a line of its log; stands in the backend's recipe."""
+
+    @property
+    def match(self) -> str:
+        """Regular expression, searched in each line."""
+
+    @property
+    def code(self) -> str: ...
+
+    @property
+    def message(self) -> str:
+        """One sentence; `{line}` becomes the line of the log."""
+
+    @property
+    def hint(self) -> str: ...
+
+
+S = TypeVar("S", bound=BackendSettings)
+
+
+class Backend(Protocol):
+    """One engine. Settings are passed as the backend's own `settings_type`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def settings_type(self) -> type[BackendSettings]: ...
+
+    def argv(
+        self, settings: BackendSettings, *, model_path: str, served_name: str, threads: int | None
+    ) -> tuple[str, ...]:
+        """The engine's words, values as elements of their own; HOST, PORT and API_KEY_FILE stand
+        for what the runtime fills in. `threads` None lets the engine choose."""
+
+    def env(self, settings: BackendSettings) -> dict[str, str]:
+        """Variables that follow from the settings, beside those of the backend's recipe."""
+
+    def judge_ready(self, status: int, body: bytes) -> Readiness:
+        """What an answer to the ready probe means."""
+
+    def explain(self, log_tail: str, patterns: Iterable[ErrorPattern]) -> Problem | None:
+        """Why it failed, by the end of its log; None when no pattern knows the cause."""
+
+
+def parse_settings(backend: str, base: S, wishes: Mapping[str, str]) -> S:
+    """`base` with the `--set key=value` of `wishes`, each value read as its field's type.
+
+    Strict on purpose: `true` and `false` are the only booleans, numbers are plain digits, so that
+    a typing mistake is never a silent other value. `null` unsets an optional setting.
+    Raises UsageError, naming every wrong setting and the nearest valid one.
+    """
+    chosen = base.model_dump()
+    wrong: list[str] = []
+    hint = "write --set NAME=VALUE, the value a plain number, a word, true or false"
+    for name, text in wishes.items():
+        if name not in type(base).model_fields:
+            wrong.append(_unknown(backend, type(base), name))
+            hint = f"settings of {backend}: {', '.join(type(base).model_fields)}"
+            continue
+        try:
+            chosen[name] = _read_value(type(base), name, text)
+        except ValidationError as error:
+            wrong.append(f"{name}={clean_line(text)}: {_first_message(error)}")
+    if wrong:
+        raise UsageError("; ".join(wrong), hint)
+    try:
+        return type(base).model_validate(chosen)
+    except ValidationError as error:
+        raise UsageError(_first_message(error), "change one of the settings it names") from error
+
+
+def nearest(name: str, known: Iterable[str], other_names: Mapping[str, str] | None = None) -> str:
+    """The known name that `name` most likely means; empty when none is close."""
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-\s.]+", "_", name.strip().lstrip("-")).lower()
+    valid = list(known)
+    if snake in valid:
+        return snake
+    if other_names and snake in other_names:
+        return other_names[snake]
+    close = difflib.get_close_matches(snake, valid, n=1, cutoff=0.6)
+    return close[0] if close else ""
+
+
+def explain_by_patterns(log_tail: str, patterns: Iterable[ErrorPattern]) -> Problem | None:
+    """The first pattern (they stand in order of precision) that a line matches, last line first."""
+    lines = [clean_line(line) for line in log_tail[-LOG_TAIL_MAX_CHARS:].splitlines()]
+    for pattern in patterns:
+        wanted = re.compile(pattern.match)
+        for line in reversed(lines):
+            if wanted.search(line):
+                message = pattern.message.replace("{line}", line)
+                return Problem(code=pattern.code, message=message, hint=pattern.hint)
+    return None
+
+
+def _read_value(settings_type: type[BackendSettings], name: str, text: str) -> object:
+    """The text itself where the field takes text, else what it says as JSON (1, true, null)."""
+    try:
+        return _validated(settings_type, name, text)
+    except ValidationError as first:
+        try:
+            value = json.loads(text)
+        except ValueError:
+            raise first from None
+        return _validated(settings_type, name, value)
+
+
+def _validated(settings_type: type[BackendSettings], name: str, value: object) -> object:
+    """Judged alone: rules between settings wait until all of them are in."""
+    field = settings_type.model_fields[name]
+    adapter: TypeAdapter[object] = TypeAdapter(
+        Annotated[field.annotation, *field.metadata], config=ConfigDict(strict=True)
+    )
+    return adapter.validate_python(value)
+
+
+def _unknown(backend: str, settings_type: type[BackendSettings], name: str) -> str:
+    near = nearest(name, settings_type.model_fields, settings_type.other_names)
+    suggestion = f"; did you mean {near}?" if near else ""
+    return f"{backend} has no setting {clean_line(name)!r}{suggestion}"
+
+
+def _first_message(error: ValidationError) -> str:
+    return error.errors()[0]["msg"].removeprefix("Value error, ")
