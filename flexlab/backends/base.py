@@ -10,7 +10,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, ClassVar, Literal, Protocol, TypeVar
+from typing import ClassVar, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -149,7 +149,7 @@ def _validated(settings_type: type[BackendSettings], name: str, value: object) -
     """Judged alone: rules between settings wait until all of them are in."""
     field = settings_type.model_fields[name]
     adapter: TypeAdapter[object] = TypeAdapter(
-        Annotated[field.annotation, *field.metadata], config=ConfigDict(strict=True)
+        field.rebuild_annotation(), config=ConfigDict(strict=True)
     )
     return adapter.validate_python(value)
 
