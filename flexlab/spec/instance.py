@@ -109,7 +109,10 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
     alive: bool | None
     exit_code: int | None = None
+    """128 + n where signal n ended it, as shells say it; None when nobody saw it end."""
     why: str | None = None
+    code: str | None = None
+    """A stable word where the cause is known, such as `port_taken` (see spec.engine)."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
