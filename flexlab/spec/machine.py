@@ -84,6 +84,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     reserve_bytes: int = 0
     """Never planned with: kept for the system."""
     sampled_at: float | None = None
+    budget_bytes: int | None = None
+    """All our instances together may take at most this (setting `ram_limit`); None: no bound."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
