@@ -1,0 +1,1 @@
+"""Who runs, who waits, who yields, and why: decisions only, from spec types alone."""

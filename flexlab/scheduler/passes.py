@@ -1,0 +1,405 @@
+"""The pass: after every event, what follows from the state. Base of `Scheduler`.
+
+Order matters: overdue waiters leave, drains end or are taken back, the queue is served by priority
+and age, idle models unload, the warm set comes back, and the next wake-up is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from flexlab.scheduler.place import Occupancy, Room, place
+from flexlab.scheduler.policy import Occupant, Phase, Policy, drain_s, turn_s
+from flexlab.scheduler.state import (
+    NEVER,
+    HeldLease,
+    Instance,
+    Model,
+    PoolAccount,
+    Preparing,
+    Waiter,
+    new_id,
+)
+from flexlab.spec.instance import InstanceState
+from flexlab.spec.lease import Refused
+from flexlab.spec.plan import Placement, Refusal
+
+if TYPE_CHECKING:
+    from flexlab.scheduler.scheduler import Effects
+
+_PHASE: dict[InstanceState, Phase] = {
+    "starting": "starting",
+    "loading": "loading",
+    "ready": "ready",
+    "draining": "draining",
+    "stopping": "stopping",
+    "failed": "stopping",
+}
+
+
+class Passes:
+    """State, and the pass over it."""
+
+    def __init__(
+        self,
+        effects: Effects,
+        policy: Policy,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self.policy = policy
+        self.models: dict[str, Model] = {}
+        self.instances: dict[str, Instance] = {}
+        self.pools: dict[str, PoolAccount] = {}
+        self.closing: Refusal | None = None
+        self._effects = effects
+        self._clock = clock
+        self._wall = wall
+        self._by_model: dict[str, list[Instance]] = {}
+        self._gone_waiters: dict[str, list[asyncio.Future[bool]]] = {}
+        self._passing = False
+        self._again = False
+        self._wake = NEVER
+
+    # -- the pass
+
+    def _pass(self) -> None:
+        """Run until nothing follows any more; a call from inside a pass is one more round."""
+        self._again = True
+        if self._passing:
+            return
+        self._passing = True
+        try:
+            while self._again:
+                self._again = False
+                now = self._clock()
+                self._expire(now)
+                self._settle_drains(now)
+                self._admit_waiters()
+                waiting = self._serve_queue(now)
+                self._unload_idle(now)
+                if not waiting:
+                    self._restore_warm(now)
+        finally:
+            self._passing = False
+        self._set_wake(self._clock())
+
+    def _expire(self, now: float) -> None:
+        for model in self.models.values():
+            fetching = model.preparing is not None and model.preparing.download
+            late = [w for w in model.waiters if w.deadline <= now and not fetching]
+            if late:
+                why = model.waits_for or "it is still loading"
+                self._refuse_some(
+                    model,
+                    late,
+                    Refusal(
+                        code="queue_timeout",
+                        message=f"{model.name} was not ready in time: {why}",
+                        hint="queue_timeout in the settings is the limit",
+                        status=504,
+                        retry_after_s=30.0,
+                    ),
+                )
+
+    def _settle_drains(self, now: float) -> None:
+        for instance in [i for i in self.instances.values() if i.state == "draining"]:
+            wanted = instance.drained_for
+            if wanted is not None and not self.models[wanted].waiters:
+                instance.drained_for = None
+                self._admit(instance, f"{wanted} is not wanted any more")
+            elif not instance.leases:
+                self._stop(instance, instance.why)
+            elif instance.until is not None and now >= instance.until:
+                self._cut_leases(instance, _preempted(instance))
+                self._stop(instance, instance.why)
+
+    def _admit_waiters(self) -> None:
+        """Who queued behind another model's turn gets in again when that one is not wanted."""
+        for instance in self.instances.values():
+            model = self.models[instance.model]
+            if instance.admits and model.waiters and not self._owes_turn(model, instance):
+                self._hand_out(model, instance)
+
+    def _serve_queue(self, now: float) -> list[Model]:
+        """Serve models that have waiters, by priority, then age. Returns those still waiting."""
+        waiting = [m for m in self.models.values() if m.waiters]
+        reserved: dict[str, int] = {}
+        for model in sorted(waiting, key=lambda m: (-m.priority, m.oldest)):
+            if self._of(model.name) or self.closing:
+                continue  # starting, or its last instance is still on its way out
+            if model.candidates is None:
+                self._prepare(model, now)
+                continue
+            occupancy = self._occupancy(now, reserved)
+            answer = place(model.candidates, occupancy, self.policy, priority=model.priority)
+            if isinstance(answer, Refusal):
+                self._refuse_waiters(model, answer)
+                continue
+            if isinstance(answer, Placement) and not answer.victims:
+                self._start(model, answer, now)
+                continue
+            if isinstance(answer, Placement):
+                model.waits_for = answer.because
+                for victim in [self.instances[name] for name in answer.victims]:
+                    # Rule 11: whose last start failed displaces nobody that is busy.
+                    if not (model.failures and victim.leases):
+                        self._preempt(victim, model, now)
+            else:
+                model.waits_for = answer.why
+            for need in answer.candidate.needs:
+                reserved[need.pool] = reserved.get(need.pool, 0) + need.total_bytes
+        return [m for m in waiting if m.waiters]
+
+    def _prepare(self, model: Model, now: float) -> None:
+        if model.preparing is None:
+            download = any(waiter.wants_download for waiter in model.waiters)
+            model.preparing = Preparing(since=now, download=download)
+            self._effects.prepare(model.name, model.wishes, download=download)
+
+    def _start(self, model: Model, placement: Placement, now: float) -> None:
+        instance = Instance(
+            id=new_id(model.name),
+            model=model.name,
+            candidate=placement.candidate,
+            claims=dict(placement.grant.claims),
+            state="starting",
+            since=now,
+            why=placement.because,
+            until=now + placement.candidate.start_timeout_s,
+        )
+        model.starts += 1
+        model.waits_for = model.preempted_by = None
+        self._add(instance)
+        self._note(instance, "starting", f"{model.name} starts: {placement.because}")
+        self._effects.start(instance.id, placement)
+
+    def _preempt(self, victim: Instance, model: Model, now: float) -> None:
+        loser = self.models[victim.model]
+        loser.preempted_by = model.name
+        loser.preempted += 1
+        if victim.leases and victim.state == "ready":
+            victim.drained_for = model.name
+            bound_s = drain_s(self._occupant(victim, now), model.priority, self.policy)
+            self._to(victim, "draining", f"yields to {model.name}", until=now + bound_s)
+        else:
+            self._stop(victim, f"preempted by {model.name}")
+
+    def _unload_idle(self, now: float) -> None:
+        for instance in [i for i in self.instances.values() if i.state == "ready"]:
+            due = self.unload_at(instance)
+            if due is not None and now >= due:
+                stale = instance.conditions.get("stale")
+                self._stop(instance, stale.why if stale else "idle")
+
+    def unload_at(self, instance: Instance) -> float | None:
+        """When an idle instance unloads; None for one that stays (busy, pinned, warm, external)."""
+        model = self.models[instance.model]
+        if instance.idle_since is None or instance.external or instance.state != "ready":
+            return None
+        if "stale" in instance.conditions:
+            return instance.idle_since + self.policy.linger_s
+        if model.pinned or model.keep == "warm":
+            return None
+        timeout_s = model.idle_timeout_s
+        return instance.idle_since + (
+            self.policy.idle_timeout_s if timeout_s is None else timeout_s
+        )
+
+    def _restore_warm(self, now: float) -> None:
+        """Rule 12: comes back when nobody waits and its memory is free; displaces nobody."""
+        for model in sorted(self.models.values(), key=lambda m: (-m.priority, m.name)):
+            wanted = model.keep == "warm" and model.enabled and not model.held_down
+            if not wanted or model.problem or self._of(model.name) or self.closing:
+                continue
+            if model.candidates is None:
+                self._prepare(model, now)
+                continue
+            occupancy = self._occupancy(now, {})
+            answer = place(model.candidates, occupancy, self.policy, priority=model.priority)
+            if isinstance(answer, Placement) and not answer.victims:
+                self._start(model, answer, now)
+
+    def _set_wake(self, now: float) -> None:
+        """The next time at which something is due by itself."""
+        due: list[float] = []
+        contested = any(m.waiters for m in self.models.values())
+        for model in self.models.values():
+            due += [waiter.deadline for waiter in model.waiters]
+        for instance in self.instances.values():
+            if instance.state == "draining" and instance.until is not None:
+                due.append(instance.until)
+            if (unload := self.unload_at(instance)) is not None:
+                due.append(unload)
+            if contested and instance.ready_at is not None:
+                due.append(instance.ready_at + turn_s(instance.load_s or 0.0, self.policy))
+                if instance.idle_since is not None:
+                    due.append(instance.idle_since + self.policy.linger_s)
+        wake = min((when for when in due if when > now), default=NEVER)
+        if wake != self._wake:
+            self._wake = wake
+            self._effects.wake_at(wake)
+
+    # -- pieces
+
+    def _of(self, model: str) -> list[Instance]:
+        return self._by_model.get(model, [])
+
+    def _owes_turn(self, model: Model, instance: Instance) -> bool:
+        """Rule 6: after its turn, a model with an equal behind it admits no one new."""
+        if model.pinned or not instance.leases or instance.ready_at is None or instance.external:
+            return False
+        if self._clock() < instance.ready_at + turn_s(instance.load_s or 0.0, self.policy):
+            return False
+        return any(
+            other.waiters and other.priority >= model.priority and other.waits_for
+            for other in self.models.values()
+            if other is not model
+        )
+
+    def _lease(self, instance: Instance) -> HeldLease:
+        lease = HeldLease(instance, self._released)
+        instance.leases.add(lease)
+        instance.idle_since = None
+        return lease
+
+    def _released(self, lease: HeldLease, instance: Instance) -> None:
+        instance.leases.discard(lease)
+        if not instance.leases and instance.id in self.instances:
+            instance.idle_since = self._clock()
+            unload = self.unload_at(instance)
+            if instance.state == "draining" or any(m.waiters for m in self.models.values()):
+                self._pass()
+            elif unload is not None and unload < self._wake:
+                self._wake = unload
+                self._effects.wake_at(unload)
+
+    def _admit(self, instance: Instance, why: str, *, seconds: float | None = None) -> None:
+        """Ready (again): its waiters get their leases, oldest first."""
+        now = self._clock()
+        self._to(instance, "ready", why, seconds=seconds)
+        instance.ready_at = instance.ready_at or now
+        instance.idle_since = None if instance.leases else now
+        self._hand_out(self.models[instance.model], instance)
+
+    def _hand_out(self, model: Model, instance: Instance) -> None:
+        waiters, model.waiters = model.waiters, []
+        model.waits_for = None
+        for waiter in waiters:
+            if not waiter.future.done():
+                waiter.future.set_result(self._lease(instance))
+
+    def _drain(self, instance: Instance, why: str) -> None:
+        """Admit no one; stop when the last lease ends, or after `drain_timeout`."""
+        if instance.state in ("ready", "draining") and instance.leases:
+            instance.drained_for = None
+            self._to(instance, "draining", why, until=self._clock() + self.policy.drain_timeout_s)
+        else:
+            self._stop(instance, why)
+
+    def _stop(self, instance: Instance, why: str) -> None:
+        if instance.state == "stopping" and "stuck" not in instance.conditions:
+            return
+        instance.conditions.pop("stuck", None)
+        bound_s = self.policy.stop_timeout_s + self.policy.stop_confirm_s
+        self._to(instance, "stopping", why, until=self._clock() + bound_s)
+        self._effects.stop(instance.id)
+
+    def _cut_leases(self, instance: Instance, refusal: Refusal) -> None:
+        for lease in list(instance.leases):
+            lease.cut(refusal)
+
+    def _refuse_waiters(self, model: Model, refusal: Refusal) -> None:
+        self._refuse_some(model, model.waiters, refusal)
+
+    def _refuse_some(self, model: Model, waiters: list[Waiter], refusal: Refusal) -> None:
+        gone = list(waiters)
+        model.waiters = [w for w in model.waiters if w not in gone]
+        if not model.waiters:
+            model.waits_for = None
+        for waiter in gone:
+            if not waiter.future.done():
+                waiter.future.set_exception(Refused(refusal))
+        if gone:
+            model.problem = refusal
+            self._effects.note("refused", refusal.message, model=model.name, why=refusal.code)
+
+    def _to(
+        self,
+        instance: Instance,
+        state: InstanceState,
+        why: str,
+        *,
+        until: float | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        instance.state, instance.why, instance.until = state, why, until
+        instance.since = self._clock()
+        self._note(instance, state, f"{instance.model}: {state} ({why})", seconds=seconds)
+
+    def _note(
+        self, instance: Instance, state: str, text: str, *, seconds: float | None = None
+    ) -> None:
+        self._effects.note(
+            "preempt" if instance.drained_for else "instance",
+            text,
+            model=instance.model,
+            instance=instance.id,
+            state=state,
+            why=instance.why,
+            by=instance.drained_for,
+            seconds=seconds,
+        )
+
+    def _add(self, instance: Instance) -> None:
+        self.instances[instance.id] = instance
+        self._by_model[instance.model].append(instance)
+
+    def _occupant(self, instance: Instance, now: float) -> Occupant:
+        model = self.models[instance.model]
+        idle_s = None if instance.idle_since is None else now - instance.idle_since
+        turn_end = (instance.ready_at or now) + turn_s(instance.load_s or 0.0, self.policy)
+        return Occupant(
+            instance=instance.id,
+            model=instance.model,
+            phase=_PHASE[instance.state],
+            priority=model.priority,
+            claims={pool: instance.held(pool) for pool in instance.claims},
+            devices=instance.candidate.devices,
+            group=instance.candidate.group,
+            group_with_card=instance.candidate.group_with_card,
+            pinned=model.pinned or instance.external,
+            in_flight=len(instance.leases),
+            waiting=len(model.waiters),
+            idle_s=idle_s,
+            turn_over=now >= turn_end,
+            load_s=instance.load_s or 0.0,
+            settling=instance.state == "draining",
+        )
+
+    def _occupancy(self, now: float, reserved: dict[str, int]) -> Occupancy:
+        rooms = {
+            pool.id: Room(
+                usable_bytes=pool.usable_bytes, free_bytes=pool.free_bytes(self.held(pool.id))
+            )
+            for pool in self.pools.values()
+        }
+        occupants = tuple(self._occupant(i, now) for i in self.instances.values())
+        return Occupancy(rooms=rooms, occupants=occupants, reserved=reserved)
+
+    def held(self, pool: str) -> int:
+        """Bytes accounted to our instances in this pool."""
+        return sum(i.held(pool) for i in self.instances.values() if pool in i.claims)
+
+
+def _preempted(instance: Instance) -> Refusal:
+    """What a request hears whose instance was taken away under it (rule 9)."""
+    by = f" by {instance.drained_for}" if instance.drained_for else ""
+    return Refusal(
+        code="preempted",
+        message=f"{instance.model} was preempted{by} before the answer was complete",
+        hint="send the request again",
+        retry_after_s=30.0,
+    )

@@ -1,0 +1,242 @@
+"""Who runs where, and who must go: a pure answer from candidates and occupancy.
+
+No victim is named before the whole placement (all pools, all groups) is known to be possible, and
+a worse class of candidate is never taken merely because a better one needs an idle victim (rule 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from flexlab.scheduler.policy import Occupant, Policy, may_yield
+from flexlab.spec.plan import Candidate, Candidates, Grant, Placement, Refusal, Wait
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool's account. None: unknown, and then never a reason to refuse."""
+
+    usable_bytes: int | None
+    """Total less reserve: what could ever be given out."""
+    free_bytes: int | None
+    """Usable less foreign use and all claims."""
+
+
+class Occupancy(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds what at this moment."""
+
+    rooms: dict[str, Room]
+    occupants: tuple[Occupant, ...] = ()
+    reserved: dict[str, int] = {}
+    """Bytes per pool that a model ahead in the queue waits for (rule 7)."""
+
+
+def place(
+    candidates: Candidates, occupancy: Occupancy, policy: Policy, *, priority: int
+) -> Placement | Wait | Refusal:
+    """The best possible placement now, or what it waits for, or why it can never be."""
+    if not candidates.items:
+        return candidates.refusal or Refusal(
+            code="no_candidate", message=f"nothing here can run {candidates.model}"
+        )
+    refusals: list[Refusal] = []
+    waits: list[Wait] = []
+    by_class: dict[int, list[Candidate]] = {}
+    for candidate in candidates.items:
+        by_class.setdefault(candidate.preference, []).append(candidate)
+    for preference in sorted(by_class):
+        found: list[tuple[tuple[int, ...], Placement]] = []
+        for index, candidate in enumerate(by_class[preference]):
+            answer = _place_one(candidate, occupancy, policy, priority)
+            if isinstance(answer, Placement):
+                found.append(((*_cost(answer, occupancy), index), answer))
+            elif isinstance(answer, Wait):
+                waits.append(answer)
+            else:
+                refusals.append(answer)
+        if found:
+            return min(found, key=lambda item: item[0])[1]
+        if waits:
+            return waits[0]
+    return refusals[0]
+
+
+def _place_one(
+    candidate: Candidate, occupancy: Occupancy, policy: Policy, priority: int
+) -> Placement | Wait | Refusal:
+    never = _never_fits(candidate, occupancy)
+    if never is not None:
+        return never
+    others = [o for o in occupancy.occupants if o.model != candidate.model]
+    must_go = {o.instance for o in others if _same_group(candidate, o)}
+    missing = _missing(candidate, occupancy)
+    going = [o for o in others if o.phase == "stopping" or o.settling]
+    for occupant in going:
+        for pool in missing:
+            missing[pool] -= occupant.claims.get(pool, 0)
+    pending = bool(going) and (
+        any(o.instance in must_go for o in going) or _short(_missing(candidate, occupancy))
+    )
+    must_go -= {o.instance for o in going}
+    victims = _victims(candidate, others, must_go, missing, policy, priority)
+    if victims is None:
+        return _cannot_now(candidate, occupancy, others, must_go, missing)
+    if pending and not victims:
+        names = ", ".join(sorted({o.model for o in going}))
+        return Wait(
+            candidate=candidate,
+            blocked_by=tuple(o.instance for o in going),
+            why=f"waits for {names} to be gone",
+        )
+    return Placement(
+        candidate=candidate,
+        grant=Grant(
+            devices=candidate.devices,
+            claims={need.pool: need.total_bytes for need in candidate.needs},
+        ),
+        victims=tuple(o.instance for o in victims),
+        because="fits in free memory"
+        if not victims
+        else "after " + ", ".join(sorted({o.model for o in victims})) + " has yielded",
+    )
+
+
+def _missing(candidate: Candidate, occupancy: Occupancy) -> dict[str, int]:
+    """Bytes short per pool (negative: to spare); a pool of unknown size lacks nothing."""
+    short: dict[str, int] = {}
+    for need in candidate.needs:
+        room = occupancy.rooms.get(need.pool)
+        if room is None or room.free_bytes is None:
+            short[need.pool] = 0
+        else:
+            reserved = occupancy.reserved.get(need.pool, 0)
+            short[need.pool] = need.total_bytes + reserved - room.free_bytes
+    return short
+
+
+def _short(missing: Mapping[str, int]) -> bool:
+    return any(count > 0 for count in missing.values())
+
+
+def _same_group(candidate: Candidate, occupant: Occupant) -> bool:
+    """Rule 15: on a shared device, same group, or one of the two takes in the whole card."""
+    if not set(candidate.devices) & set(occupant.devices):
+        return False
+    if candidate.group is not None and candidate.group == occupant.group:
+        return True
+    return (candidate.group is not None and candidate.group_with_card) or (
+        occupant.group is not None and occupant.group_with_card
+    )
+
+
+def _victims(
+    candidate: Candidate,
+    others: Sequence[Occupant],
+    must_go: set[str],
+    missing: Mapping[str, int],
+    policy: Policy,
+    priority: int,
+) -> list[Occupant] | None:
+    """The cheapest set of victims that makes room, [] when none is needed, None when none does."""
+    left = dict(missing)
+    able = [o for o in others if may_yield(o, priority, policy) and not o.settling]
+    chosen = [o for o in able if o.instance in must_go]
+    if len(chosen) < len(must_go):
+        return None
+    for occupant in chosen:
+        for pool in left:
+            left[pool] -= occupant.claims.get(pool, 0)
+    for occupant in sorted((o for o in able if o not in chosen), key=_yield_order):
+        if not _short(left):
+            break
+        if any(left[pool] > 0 and occupant.claims.get(pool, 0) > 0 for pool in left):
+            chosen.append(occupant)
+            for pool in left:
+                left[pool] -= occupant.claims.get(pool, 0)
+    if _short(left):
+        return None
+    for occupant in list(chosen):  # a later, larger victim may have made an earlier one needless
+        without = {pool: left[pool] + occupant.claims.get(pool, 0) for pool in left}
+        if occupant.instance not in must_go and not _short(without):
+            chosen.remove(occupant)
+            left = without
+    return chosen
+
+
+def _yield_order(occupant: Occupant) -> tuple[float, ...]:
+    """Fewest busy, lowest priority, shortest reload, least recently used (rule 4)."""
+    idle_s = occupant.idle_s if occupant.idle_s is not None else 0.0
+    return (occupant.in_flight, occupant.priority, occupant.load_s, -idle_s)
+
+
+def _cost(placement: Placement, occupancy: Occupancy) -> tuple[int, ...]:
+    victims = [o for o in occupancy.occupants if o.instance in placement.victims]
+    return (
+        len(victims),
+        sum(o.in_flight > 0 for o in victims),
+        max((o.priority for o in victims), default=0),
+    )
+
+
+def _never_fits(candidate: Candidate, occupancy: Occupancy) -> Refusal | None:
+    """Refused at once: larger than its pool, or than what pinned models leave of it (rule 8)."""
+    for need in candidate.needs:
+        room = occupancy.rooms.get(need.pool)
+        if room is None or room.usable_bytes is None:
+            continue
+        if need.total_bytes > room.usable_bytes:
+            return Refusal(
+                code="too_big",
+                message=f"{candidate.model} needs {_gib(need.total_bytes)} of {need.pool}, "
+                f"which has {_gib(room.usable_bytes)} to give",
+                hint="a smaller context needs less: --set context_size=2048",
+            )
+        pinned = [o for o in occupancy.occupants if o.pinned and o.model != candidate.model]
+        held = sum(o.claims.get(need.pool, 0) for o in pinned)
+        if held and need.total_bytes > room.usable_bytes - held:
+            names = ", ".join(sorted({o.model for o in pinned}))
+            return Refusal(
+                code="pinned_in_the_way",
+                message=f"{candidate.model} needs {_gib(need.total_bytes)} of {need.pool}; "
+                f"{_gib(held)} of {_gib(room.usable_bytes)} are pinned by {names}",
+                hint=f"flexlab down {pinned[0].model}",
+            )
+    return None
+
+
+def _cannot_now(
+    candidate: Candidate,
+    occupancy: Occupancy,
+    others: Sequence[Occupant],
+    must_go: set[str],
+    missing: Mapping[str, int],
+) -> Wait | Refusal:
+    """In somebody's way: wait for ours; what only strangers hold is refused with the numbers."""
+    ours = [
+        o
+        for o in others
+        if not o.pinned
+        and (o.instance in must_go or any(o.claims.get(p, 0) for p, n in missing.items() if n > 0))
+    ]
+    freed = {p: n - sum(o.claims.get(p, 0) for o in ours) for p, n in missing.items()}
+    if ours and not _short(freed):
+        names = ", ".join(sorted({o.model for o in ours}))
+        return Wait(
+            candidate=candidate,
+            blocked_by=tuple(o.instance for o in ours),
+            why=f"waits for {names} to finish",
+        )
+    pool = max(freed, key=lambda p: freed[p])
+    room = occupancy.rooms[pool]
+    return Refusal(
+        code="no_memory",
+        message=f"{candidate.model} needs {_gib(candidate.need(pool))} of {pool}; "
+        f"{_gib(room.free_bytes)} is free, the rest is held by other programs",
+        hint="close something, or ask for a smaller context: --set context_size=2048",
+        retry_after_s=30.0,
+    )
+
+
+def _gib(count: int | None) -> str:
+    return "?" if count is None else f"{count / 1024**3:.1f}G"

@@ -1,0 +1,90 @@
+"""The numbers and the small judgements of scheduling; pure.
+
+Rule numbers refer to "Scheduling rules" in docs/scheduling.md.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Phase = Literal["starting", "loading", "ready", "draining", "stopping"]
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """Times in seconds; every one is a setting."""
+
+    linger_s: float = 5.0
+    min_residency_s: float = 30.0
+    turn_max_s: float = 300.0
+    drain_timeout_s: float = 30.0
+    drain_limit_s: float = 600.0
+    stop_timeout_s: float = 10.0
+    stop_confirm_s: float = 10.0
+    start_timeout_s: float = 600.0
+    queue_timeout_s: float = 600.0
+    queue_limit: int = 256
+    idle_timeout_s: float = 900.0
+    back_off_first_s: float = 10.0
+    back_off_max_s: float = 300.0
+    settled_s: float = 60.0
+    """Ready for this long ends a series of failures."""
+
+
+class Occupant(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance as placement sees it."""
+
+    instance: str
+    model: str
+    phase: Phase
+    priority: int
+    claims: dict[str, int]
+    devices: tuple[str, ...] = ()
+    group: str | None = None
+    group_with_card: bool = False
+    pinned: bool = False
+    in_flight: int = 0
+    waiting: int = 0
+    """Waiters of its model: a loading instance without any counts as idle."""
+    idle_s: float | None = None
+    """Seconds without a lease; None while busy or loading."""
+    turn_over: bool = True
+    load_s: float = 0.0
+    settling: bool = False
+    """Draining on behalf of somebody else already."""
+
+
+def turn_s(load_s: float, policy: Policy) -> float:
+    """Length of a turn (rule 6): residency, or twice the last load, at most `turn_max_s`."""
+    return min(max(policy.min_residency_s, 2 * load_s), policy.turn_max_s)
+
+
+def back_off_s(failures: int, policy: Policy, *, was_ready: bool) -> float:
+    """Seconds before the next start is tried (rule 11): doubling, bounded.
+
+    A first crash of an engine that had been ready costs nothing: the next request starts it again.
+    """
+    step = failures - 2 if was_ready else failures - 1
+    if step < 0:
+        return 0.0
+    return min(policy.back_off_first_s * 2.0 ** min(step, 16), policy.back_off_max_s)
+
+
+def may_yield(occupant: Occupant, priority: int, policy: Policy) -> bool:
+    """Whether this instance may be made a victim now, for a model of `priority` (rule 5)."""
+    if occupant.pinned or occupant.phase == "stopping":
+        return False
+    if occupant.phase in ("starting", "loading"):
+        return occupant.waiting == 0 or priority > occupant.priority
+    if occupant.in_flight == 0:
+        lingered = occupant.idle_s is not None and occupant.idle_s >= policy.linger_s
+        return occupant.turn_over or lingered or priority > occupant.priority
+    if priority > occupant.priority:
+        return True
+    return priority == occupant.priority and occupant.turn_over
+
+
+def drain_s(occupant: Occupant, priority: int, policy: Policy) -> float:
+    """How long a victim may go on with what is in flight before it is cut (rule 5)."""
+    return policy.drain_timeout_s if priority > occupant.priority else policy.drain_limit_s

@@ -1,0 +1,370 @@
+"""The scheduler: one object on the loop. Every event is a plain call that runs to its end.
+
+Callers ask (`acquire`, `down`, ...), the launcher reports (`prepared`, `ready`, `gone`, ...); each
+call changes the state and ends in one pass of the policy, which tells `Effects` what to do. Nothing
+here awaits, so events are atomic and ordered, and no one looks first and acts later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from flexlab.scheduler.passes import Passes
+from flexlab.scheduler.policy import Policy, back_off_s
+from flexlab.scheduler.state import (
+    HeldLease,
+    Instance,
+    Model,
+    PoolAccount,
+    Preparing,
+    Waiter,
+)
+from flexlab.spec.instance import Condition, Endpoint, RunState
+from flexlab.spec.lab import EventKind, Progress
+from flexlab.spec.lease import Refused
+from flexlab.spec.plan import Candidates, Placement, Refusal, Wishes
+
+
+class Effects(Protocol):
+    """What the scheduler has done for it. Calls return at once; each ends in exactly one event."""
+
+    def prepare(self, model: str, wishes: Wishes, *, download: bool) -> None:
+        """Plan, and fetch weights if `download`: ends in `prepared` or `prepare_failed`."""
+
+    def cancel_prepare(self, model: str) -> None:
+        """Give up preparing: still ends in `prepare_failed` (code `cancelled`) or `prepared`."""
+
+    def start(self, instance: str, placement: Placement) -> None:
+        """Launch: `launched`, then `ready`; or `start_failed`."""
+
+    def stop(self, instance: str) -> None:
+        """Stop and confirm: ends in `gone` or `stop_unconfirmed`."""
+
+    def wake_at(self, when: float) -> None:
+        """Call `tick` at this time of the loop's clock; replaces an earlier wish."""
+
+    def note(
+        self,
+        kind: EventKind,
+        text: str,
+        *,
+        model: str | None = None,
+        instance: str | None = None,
+        state: str | None = None,
+        why: str | None = None,
+        by: str | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        """Keep an event."""
+
+
+class Scheduler(Passes):
+    """See the module. `clock` is the loop's time; `wall` gives Unix time for conditions."""
+
+    def __init__(
+        self,
+        effects: Effects,
+        policy: Policy,
+        *,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        super().__init__(effects, policy, clock, wall)
+
+    # -- what callers ask
+
+    def acquire(
+        self, name: str, *, wants_download: bool = False, deadline_s: float | None = None
+    ) -> HeldLease | asyncio.Future[HeldLease]:
+        """A lease at once on a ready instance, else a future of one (cancel it to withdraw).
+
+        Raises Refused for what cannot be served; the future fails with Refused. `name` must be
+        a registered model. `wants_download` is an `up`: it may fetch, and ends a back-off.
+        """
+        model = self.models[name]
+        for instance in self._of(name):
+            if instance.admits and not self._owes_turn(model, instance):
+                return self._lease(instance)
+        now = self._clock()
+        self._judge_new_waiter(model, now, wants_download)
+        future: asyncio.Future[HeldLease] = asyncio.get_running_loop().create_future()
+        wait_s = self.policy.queue_timeout_s if deadline_s is None else deadline_s
+        waiter = Waiter(future, now, now + wait_s, wants_download)
+        model.waiters.append(waiter)
+        future.add_done_callback(lambda done: self._withdrawn(model, waiter, done))
+        self._pass()
+        return future
+
+    def _judge_new_waiter(self, model: Model, now: float, wants_download: bool) -> None:
+        if self.closing is not None:
+            raise Refused(self.closing)
+        if not model.enabled:
+            raise Refused(
+                Refusal(
+                    code="model_disabled",
+                    message=f"{model.name} is disabled",
+                    hint=f"flexlab enable {model.name}",
+                )
+            )
+        if wants_download:
+            model.failures, model.back_off_until = 0, 0.0
+            model.candidates = None if not self._of(model.name) else model.candidates
+        elif now < model.back_off_until:
+            cause = f": {model.problem.message}" if model.problem else ""
+            raise Refused(
+                Refusal(
+                    code="backing_off",
+                    message=f"{model.name} failed {model.failures} times{cause}",
+                    hint=f"flexlab logs {model.name}; flexlab up {model.name} tries at once",
+                    retry_after_s=model.back_off_until - now,
+                )
+            )
+        if len(model.waiters) >= self.policy.queue_limit:
+            raise Refused(
+                Refusal(
+                    code="queue_full",
+                    message=f"{len(model.waiters)} requests wait for {model.name} already",
+                    status=429,
+                    retry_after_s=5.0,
+                )
+            )
+        model.held_down = False
+        model.problem = None
+
+    def _withdrawn(self, model: Model, waiter: Waiter, done: asyncio.Future[HeldLease]) -> None:
+        if not done.cancelled():
+            done.exception()  # retrieved: an unheeded refusal is no program error
+            return
+        if waiter in model.waiters:
+            model.waiters.remove(waiter)
+            preparing = model.preparing
+            wanted = any(other.wants_download for other in model.waiters)
+            if preparing and preparing.download and not wanted and not preparing.cancelled:
+                preparing.cancelled = True
+                self._effects.cancel_prepare(model.name)
+            if not model.waiters:
+                self._abandon_load(model)
+            self._pass()
+
+    def _abandon_load(self, model: Model) -> None:
+        """Nobody waits any more: an `up` or request that was withdrawn loads nothing."""
+        for instance in self._of(model.name):
+            if instance.state in ("starting", "loading") and model.keep == "cold":
+                self._stop(instance, "nobody waits for it any more")
+
+    def wish(self, name: str, wishes: Wishes) -> None:
+        """New wishes for a model: what runs on other ones is replaced, never silently kept."""
+        model = self.models[name]
+        if wishes in (model.wishes, Wishes()):
+            return
+        model.wishes, model.candidates = wishes, None
+        for instance in self._of(name):
+            if instance.live and not instance.external:
+                self._drain(instance, "replaced: other settings were asked for")
+
+    def keep(self, name: str, *, warm: bool | None = None, pinned: bool | None = None) -> None:
+        """Set `keep: warm` or the pin; None leaves it."""
+        model = self.models[name]
+        if warm is not None:
+            model.keep = "warm" if warm else "cold"
+        if pinned is not None:
+            model.pinned = pinned
+        self._pass()
+
+    def down(self, name: str, *, force: bool = False) -> list[str]:
+        """Stop a model for its user: no one new, drained (cut at once by `force`), not restored.
+
+        Returns the ids of the instances that will end; `when_gone` tells of each.
+        """
+        model = self.models[name]
+        model.held_down = True
+        stopped = Refusal(
+            code="stopped", message=f"{name} was stopped by its user", hint=f"flexlab up {name}"
+        )
+        self._refuse_waiters(model, stopped)
+        if model.preparing and not model.preparing.cancelled:
+            model.preparing.cancelled = True
+            self._effects.cancel_prepare(name)
+        ending = [i for i in self._of(name) if not i.external]
+        for instance in ending:
+            if force:
+                self._cut_leases(instance, stopped)
+                self._stop(instance, "stopped by its user")
+            elif instance.live:
+                self._drain(instance, "stopped by its user")
+        self._pass()
+        return [instance.id for instance in ending]
+
+    def when_gone(self, instance: str) -> asyncio.Future[bool]:
+        """True once confirmed gone, False when its stop was not confirmed in time."""
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        if instance not in self.instances:
+            future.set_result(True)
+        else:
+            self._gone_waiters.setdefault(instance, []).append(future)
+        return future
+
+    def refuse_all(self, refusal: Refusal) -> None:
+        """The daemon ends: every waiter gets its answer, nothing new starts."""
+        self.closing = refusal
+        for model in self.models.values():
+            self._refuse_waiters(model, refusal)
+
+    # -- what the launcher reports
+
+    def progress(self, name: str, progress: Progress) -> None:
+        """How far preparing is."""
+        preparing = self.models[name].preparing
+        if preparing is not None:
+            preparing.progress = progress
+
+    def prepared(self, name: str, candidates: Candidates) -> None:
+        """Planned and installed."""
+        model = self.models[name]
+        now = self._clock()
+        model.preparing, model.candidates = None, candidates
+        for waiter in model.waiters:  # a long download is not time spent in the queue
+            waiter.deadline = max(waiter.deadline, now + self.policy.queue_timeout_s)
+        self._pass()
+
+    def prepare_failed(self, name: str, refusal: Refusal) -> None:
+        """Not plannable, not installed, not fetched, or given up (code `cancelled`)."""
+        model = self.models[name]
+        was = model.preparing or Preparing(self._clock(), download=False)
+        model.preparing = None
+        if refusal.code != "cancelled":
+            # A request's quick look ends here; an `up` that came meanwhile asks again, with fetch.
+            meant = [w for w in model.waiters if was.download or not w.wants_download]
+            self._refuse_some(model, meant, refusal)
+            model.problem = refusal
+        self._pass()
+
+    def launched(self, instance: str, endpoint: Endpoint, **known: str | None) -> None:
+        """It runs and loads. `known`: ref, image, plan_hash, log_path, for the views."""
+        found = self.instances.get(instance)
+        if found is None or found.state != "starting":
+            return
+        found.endpoint = endpoint
+        for name, value in known.items():
+            setattr(found, name, value)
+        self._to(found, "loading", "the engine loads the model")
+
+    def ready(self, instance: str, load_s: float) -> None:
+        """It answers."""
+        found = self.instances.get(instance)
+        if found is None or found.state not in ("starting", "loading"):
+            return
+        model = self.models[found.model]
+        found.load_s = model.last_load_s = load_s
+        self._admit(found, f"ready after {load_s:.1f} s", seconds=load_s)
+        self._pass()
+
+    def start_failed(self, instance: str, refusal: Refusal) -> None:
+        """It never became ready; what is left of it is stopped."""
+        found = self.instances.get(instance)
+        if found is None or found.state == "stopping":
+            return
+        model = self.models[found.model]
+        model.failures += 1
+        model.back_off_until = self._clock() + back_off_s(
+            model.failures, self.policy, was_ready=False
+        )
+        self._refuse_waiters(model, refusal)
+        model.problem = refusal
+        self._to(found, "failed", refusal.message)
+        self._stop(found, refusal.message)
+        self._pass()
+
+    def gone(self, instance: str, state: RunState) -> None:
+        """Confirmed gone, asked for or not. The claim ends here."""
+        found = self.instances.pop(instance, None)
+        if found is None:
+            return
+        self._by_model[found.model].remove(found)
+        self.models[found.model].candidates = None  # weights, memory and recipes may have changed
+        for future in self._gone_waiters.pop(instance, ()):
+            if not future.done():
+                future.set_result(True)
+        if found.state == "stopping":
+            seconds = self._clock() - found.since
+            self._note(found, "gone", f"{found.model} is gone ({found.why})", seconds=seconds)
+        else:
+            self._died(found, state)
+        self._pass()
+
+    def _died(self, found: Instance, state: RunState) -> None:
+        model = self.models[found.model]
+        now = self._clock()
+        model.crashes += 1
+        if found.ready_at is not None and now - found.ready_at >= self.policy.settled_s:
+            model.failures = 0
+        model.failures += 1
+        was_ready = found.ready_at is not None
+        model.back_off_until = now + back_off_s(model.failures, self.policy, was_ready=was_ready)
+        why = state.why or "it ended"
+        model.problem = Refusal(
+            code="engine_died",
+            message=f"the engine of {found.model} died: {why}",
+            hint=f"flexlab logs {found.model}",
+            status=502,
+        )
+        self._cut_leases(found, model.problem)
+        if not was_ready:
+            self._refuse_waiters(model, model.problem)
+        self._note(found, "failed", model.problem.message)
+
+    def stop_unconfirmed(self, instance: str) -> None:
+        """Rule 10: stuck; the claim stays, and `down --force` tries again."""
+        found = self.instances.get(instance)
+        if found is None:
+            return
+        why = "the stop was not confirmed"
+        found.conditions["stuck"] = Condition(kind="stuck", since=self._wall(), why=why)
+        for future in self._gone_waiters.pop(instance, ()):
+            if not future.done():
+                future.set_result(False)
+        self._note(found, "stuck", f"{found.model} does not go away; flexlab down --force")
+
+    def adopt(self, instance: Instance) -> None:
+        """One that runs already: found by an earlier daemon's record, or external."""
+        self._add(instance)
+        if not instance.external:
+            self._note(instance, "ready", f"{instance.model} was adopted: it went on running")
+
+    def mark(self, instance: str, condition: Condition) -> None:
+        """Put a condition beside the state."""
+        if found := self.instances.get(instance):
+            found.conditions[condition.kind] = condition
+
+    def sample(self, pool_id: str, used_bytes: int | None, measured: dict[str, int]) -> None:
+        """A reading of one pool: what is used in all, and by each of our instances."""
+        pool = self.pools.get(pool_id)
+        if pool is None:
+            return
+        pool.used_bytes, pool.sampled_at = used_bytes, self._wall()
+        ours = [i for i in self.instances.values() if pool_id in i.claims]
+        for instance in ours:
+            if instance.id in measured and instance.state in ("ready", "draining"):
+                instance.measured[pool_id] = measured[instance.id]
+        if used_bytes is None or any(i.state not in ("ready", "draining") for i in ours):
+            return
+        known = (i.measured.get(pool_id, i.claims[pool_id]) for i in ours)
+        pool.foreign_bytes = max(0, used_bytes - sum(known))
+
+    def tick(self) -> None:
+        """A time that was asked for by `wake_at` has come."""
+        self._pass()
+
+    # -- registration
+
+    def add_model(self, model: Model) -> None:
+        """Make a model known; one that is known keeps its state."""
+        model.since = self._clock()
+        self.models.setdefault(model.name, model)
+        self._by_model.setdefault(model.name, [])
+
+    def add_pool(self, pool: PoolAccount) -> None:
+        """Make a pool known."""
+        self.pools[pool.id] = pool

@@ -1,0 +1,187 @@
+"""What the scheduler holds: models, waiters, instances, pools. Changed by scheduler.py only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from secrets import token_hex
+
+from flexlab.spec.instance import Condition, Endpoint, InstanceState
+from flexlab.spec.lab import Progress
+from flexlab.spec.machine import PoolKind
+from flexlab.spec.plan import Candidate, Candidates, Keep, Refusal, Wishes
+
+NEVER = float("inf")
+
+
+def new_id(model: str) -> str:
+    """A readable, unique instance id: safe in file names, labels and environments."""
+    safe = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in model)
+    return f"{safe[:40].strip('-.') or 'model'}-{token_hex(4)}"
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """Somebody who asked for a model that is not ready. Cancelling `future` withdraws it."""
+
+    future: asyncio.Future[HeldLease]
+    since: float
+    deadline: float
+    wants_download: bool
+
+
+class HeldLease:
+    """The scheduler's Lease: one unit of work on one instance."""
+
+    __slots__ = ("_cut", "_instance", "_on_release", "model")
+
+    def __init__(
+        self, instance: Instance, on_release: Callable[[HeldLease, Instance], None]
+    ) -> None:
+        self._instance: Instance = instance
+        self._on_release: Callable[[HeldLease, Instance], None] | None = on_release
+        self._cut: Callable[[Refusal], None] | None = None
+        self.model = instance.model
+
+    @property
+    def instance(self) -> str:
+        return self._instance.id
+
+    @property
+    def endpoint(self) -> Endpoint:
+        endpoint = self._instance.endpoint
+        assert endpoint is not None, "a lease exists on a ready instance only"
+        return endpoint
+
+    def release(self) -> None:
+        on_release, self._on_release, self._cut = self._on_release, None, None
+        if on_release is not None:
+            on_release(self, self._instance)
+
+    def on_cut(self, callback: Callable[[Refusal], None]) -> None:
+        self._cut = callback
+
+    def cut(self, refusal: Refusal) -> None:
+        """Tell the holder, once, that its instance must go."""
+        callback, self._cut = self._cut, None
+        if callback is not None:
+            callback(refusal)
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """One launch. Times are the loop's clock."""
+
+    id: str
+    model: str
+    candidate: Candidate
+    claims: dict[str, int]
+    state: InstanceState
+    since: float
+    why: str
+    until: float | None = None
+    conditions: dict[str, Condition] = field(default_factory=dict)
+    leases: set[HeldLease] = field(default_factory=set)
+    endpoint: Endpoint | None = None
+    ref: str | None = None
+    image: str | None = None
+    plan_hash: str = ""
+    log_path: str | None = None
+    ready_at: float | None = None
+    load_s: float | None = None
+    idle_since: float | None = None
+    measured: dict[str, int] = field(default_factory=dict)
+    drained_for: str | None = None
+    """Model that it yields to; None when it drains for its user or for a replacement."""
+    external: bool = False
+
+    @property
+    def admits(self) -> bool:
+        """Whether a new lease may be given on it."""
+        return self.state == "ready"
+
+    @property
+    def live(self) -> bool:
+        return self.state in ("starting", "loading", "ready", "draining")
+
+    def held(self, pool: str) -> int:
+        """Bytes that it is accounted with: the claim, or what was measured if that is more."""
+        return max(self.claims.get(pool, 0), self.measured.get(pool, 0))
+
+
+@dataclass(slots=True)
+class Preparing:
+    """Planning, and weights where an `up` asked for them."""
+
+    since: float
+    download: bool
+    progress: Progress | None = None
+    cancelled: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Model:
+    """One model that the lab knows, with its wishes and its history."""
+
+    name: str
+    priority: int = 100
+    keep: Keep = "cold"
+    pinned: bool = False
+    enabled: bool = True
+    held_down: bool = False
+    """Stopped by its user: not restored until the next request or `up`."""
+    idle_timeout_s: float | None = None
+    wishes: Wishes = field(default_factory=Wishes)
+    waiters: list[Waiter] = field(default_factory=list)
+    candidates: Candidates | None = None
+    preparing: Preparing | None = None
+    waits_for: str | None = None
+    preempted_by: str | None = None
+    problem: Refusal | None = None
+    failures: int = 0
+    back_off_until: float = 0.0
+    starts: int = 0
+    preempted: int = 0
+    crashes: int = 0
+    last_load_s: float | None = None
+    since: float = 0.0
+
+    @property
+    def oldest(self) -> float:
+        return min((waiter.since for waiter in self.waiters), default=NEVER)
+
+
+@dataclass(slots=True)
+class PoolAccount:
+    """One pool's totals and its last reading."""
+
+    id: str
+    kind: PoolKind
+    total_bytes: int | None
+    reserve_bytes: int = 0
+    limit_bytes: int | None = None
+    """Budget for all models together, where the user set one."""
+    used_bytes: int | None = None
+    foreign_bytes: int | None = None
+    sampled_at: float | None = None
+    """Unix time of the reading."""
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """What could ever be given out: total less reserve, within the user's limit."""
+        if self.total_bytes is None:
+            return self.limit_bytes
+        usable = max(0, self.total_bytes - self.reserve_bytes)
+        return usable if self.limit_bytes is None else min(usable, self.limit_bytes)
+
+    def free_bytes(self, held_bytes: int) -> int | None:
+        """Rule 1: usable less foreign less what our instances hold; None while unknown."""
+        usable = self.usable_bytes
+        if usable is None:
+            return None
+        unspoken = usable
+        if self.total_bytes is not None:
+            beside = self.total_bytes - self.reserve_bytes - (self.foreign_bytes or 0)
+            unspoken = min(usable, beside)
+        return max(0, unspoken - held_bytes)
