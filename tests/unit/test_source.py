@@ -58,12 +58,13 @@ def test_any_text_is_a_source_without_a_way_out_or_a_usage_error(text: str) -> N
     try:
         source = parse_source(text)
     except UsageError as error:
-        assert str(error).isprintable()
-        assert error.hint
-        return
-    inner = source.member if isinstance(source, PypiSource) else source.path or "x"
-    assert ".." not in inner.split("/")
-    assert isinstance(source, FileSource) or not inner.startswith("/")
+        shown = str(error)
+    else:
+        shown = source.uri
+        inner = source.member if isinstance(source, PypiSource) else source.path or "x"
+        assert ".." not in inner.split("/")
+        assert isinstance(source, FileSource) or not inner.startswith("/")
+    assert shown.isprintable()
 
 
 def test_a_wheel_member() -> None:
