@@ -1,0 +1,96 @@
+"""`flexlab down`."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from flexlab import client
+from flexlab.cli import output
+from flexlab.cli.common import JsonOption, model_word, need_words, verb_app
+from flexlab.core.units import show_seconds
+
+POLL_S = 0.05
+END_TIMEOUT_S = 60.0
+
+app = verb_app()
+
+
+@app.command()
+def down(
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Names or aliases.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every running model.")] = False,
+    daemon: Annotated[
+        bool,
+        typer.Option("--daemon", help="End the daemon too. Alone, models keep running."),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Do not wait for requests, give up on a stuck stop.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Stop models once their requests are answered, and with --daemon the daemon as well.
+
+    Asking for what is already so is no error: a model that does not run, no daemon at all.
+    """
+    names = tuple(model_word(word) for word in models or ())
+    if not everything and not daemon:
+        need_words(list(names), "MODEL or --all", "flexlab down [MODEL]... [--all] [--daemon]")
+    running = client.find()
+    if running is None:
+        _check_names(names)
+        stopped = client.Stopped(not_running=names)
+        if not names:
+            output.say("nothing is running")
+    elif names or everything:
+        stopped = running.down(names, everything=everything, force=force)
+    else:
+        stopped = client.Stopped()
+    if not as_json:
+        _tell(stopped, says_nothing=everything and running is not None)
+    ended = running is not None and daemon and _end(running)
+    if as_json:
+        output.answer_json(
+            {
+                "stopped": stopped.stopped,
+                "not_running": stopped.not_running,
+                "daemon_ended": ended,
+            }
+        )
+
+
+def _tell(stopped: client.Stopped, *, says_nothing: bool) -> None:
+    for one in stopped.stopped:
+        output.answer(f"{one.model} is stopped ({show_seconds(one.seconds)})")
+    for name in stopped.not_running:
+        output.answer(f"{name} was not running")
+    if says_nothing and not stopped.stopped and not stopped.not_running:
+        output.say("no model was running")
+
+
+def _check_names(names: tuple[str, ...]) -> None:
+    """Without a daemon, an unknown name is still a mistake worth a sentence."""
+    if names:
+        # Recipes need pydantic and YAML: only when there is a name to check.
+        from flexlab.recipes.catalogue import Catalogue
+
+        catalogue = Catalogue.load()
+        for name in names:
+            catalogue.resolve(name)
+
+
+def _end(running: client.Client) -> bool:
+    """Ends the daemon and waits until its lock is free, so that the next command starts anew."""
+    running.shutdown(stop_models=False, why="flexlab down --daemon")
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while client.lock_is_held() and client.read_lock_file() == running.info:
+        if time.monotonic() > deadline:
+            output.say(f"the daemon (pid {running.info.pid}) is still ending")
+            return False
+        time.sleep(POLL_S)
+    output.say("the daemon has ended")
+    return True

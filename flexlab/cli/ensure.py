@@ -1,0 +1,126 @@
+"""What `up` and `run` share: a running daemon, a ready model, and the story of how it got there."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+
+from flexlab import client
+from flexlab.cli import output
+from flexlab.core.errors import (
+    EXIT_FAILED,
+    EXIT_NO_FIT,
+    EXIT_USAGE,
+    FlexLabError,
+    LaunchError,
+)
+from flexlab.spec.lab import InstanceView, ModelView
+from flexlab.spec.plan import Keep, Refusal, Wishes
+from flexlab.spec.source import is_source
+
+# Refusals that mean "nothing here can ever run it", whatever is stopped or waited for.
+NO_FIT_CODES = frozenset({"no_fit", "too_big", "no_backend", "no_device", "unsupported"})
+USAGE_CODES = frozenset({"model_not_found", "usage", "bad_wish", "bad_setting"})
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A model that answers at `address` (the gateway's root, without /v1)."""
+
+    model: ModelView
+    instance: InstanceView | None
+    address: str
+    was_running: bool
+    waited_s: float
+
+
+def check_name(word: str) -> None:
+    """Raises UnknownModel here and now, so that a typo starts no daemon."""
+    # Recipes need pydantic and YAML; where a daemon runs, it judges the name itself.
+    from flexlab.recipes.catalogue import Catalogue
+
+    Catalogue.load().resolve(word)
+
+
+def ensure_up(
+    word: str, wishes: Wishes, *, keep: Keep | None = None, pin: bool | None = None
+) -> Ready:
+    """Brings the model up and tells on stderr how. Ctrl-C withdraws the wish.
+
+    Raises what the daemon refused with the exit code that belongs to it.
+    """
+    if client.running_version() is None:
+        check_name(word)
+    daemon = client.connect(start=True, say=output.say)
+    if is_source(word):
+        show_derived(word)
+    started_at, started = time.time(), time.monotonic()
+    try:
+        with output.narrator() as narrator:
+            model, instance = _follow(daemon, narrator, word, wishes, keep, pin)
+    except KeyboardInterrupt:
+        client.end_if_unused(daemon)
+        raise
+    except FlexLabError:
+        client.end_if_unused(daemon)
+        raise
+    ready_at = instance.ready_at if instance else None
+    return Ready(
+        model=model,
+        instance=instance,
+        address=gateway_root(daemon),
+        was_running=ready_at is not None and ready_at < started_at,
+        waited_s=time.monotonic() - started,
+    )
+
+
+def gateway_root(daemon: client.Client) -> str:
+    """The gateway's URL without a path."""
+    address = daemon.info.address or daemon.status().address
+    return address.rstrip("/").removesuffix("/v1")
+
+
+def show_derived(word: str) -> None:
+    """A source without a recipe gets a derived one; people see what it says."""
+    from flexlab.recipes.catalogue import Catalogue
+
+    catalogue = Catalogue.load()
+    recipe = catalogue.resolve(word)
+    output.say(f"{recipe.name}: {catalogue.where(recipe)}")
+
+
+def _follow(
+    daemon: client.Client,
+    narrator: output.Narrator,
+    word: str,
+    wishes: Wishes,
+    keep: Keep | None,
+    pin: bool | None,
+) -> tuple[ModelView, InstanceView | None]:
+    with contextlib.closing(daemon.up(word, wishes, keep=keep, pin=pin)) as steps:
+        for step in steps:
+            if step.kind == "progress" and step.progress is not None:
+                narrator.progress(step.progress)
+            elif step.kind == "event":
+                narrator.line(step.text)
+            elif step.kind == "refused":
+                raise refused(step.refusal, step.text)
+            elif step.kind == "ready" and step.model is not None:
+                return step.model, step.instance
+    raise LaunchError(f"the daemon did not say whether {word} is ready", "flexlab ps")
+
+
+def refused(refusal: Refusal | None, text: str) -> FlexLabError:
+    """A refusal as an error: every problem it names, its hint, and its exit code."""
+    if refusal is None:
+        return LaunchError(text or "refused without a reason", "flexlab ps shows why")
+    problems = [f"{problem.message} ({problem.hint})" for problem in refusal.problems]
+    error = FlexLabError("\n  ".join([refusal.message, *problems]), refusal.hint, code=refusal.code)
+    if refusal.code in NO_FIT_CODES:
+        error.exit_code = EXIT_NO_FIT
+    elif refusal.code in USAGE_CODES:
+        error.exit_code = EXIT_USAGE
+    else:
+        error.exit_code = EXIT_FAILED
+    return error

@@ -1,0 +1,170 @@
+"""The entry point: a lazy table of verbs, and the one edge where errors become sentences.
+
+A verb's module is imported when it is used, so `flexlab --help` costs little more than Typer
+itself. Each module has `app`, a Typer application of one command (or of a few, for a group).
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import traceback
+from importlib import import_module
+from typing import Annotated, Any, Final, NoReturn
+
+import typer
+import typer.core
+
+from flexlab import __version__
+from flexlab.cli import output
+from flexlab.core.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    FlexLabError,
+    UsageError,
+)
+from flexlab.core.near import near
+
+VERBS: Final[dict[str, dict[str, str]]] = {
+    "Models": {
+        "up": "Start a model and wait until it answers.",
+        "run": "Ask a model one thing, or chat with it.",
+        "down": "Stop models.",
+        "ps": "Show what runs, and why.",
+        "logs": "Show what a model's engine writes.",
+    },
+    "Weights": {
+        "ls": "Show installed weights and free disk space.",
+        "pull": "Download a model's weights.",
+        "rm": "Delete a model's weights.",
+    },
+    "Setup": {
+        "serve": "Run the daemon in the foreground.",
+        "recipes": "List, show or check model recipes.",
+        "config": "Show or check the settings.",
+        "doctor": "Check this machine; each finding with its mend.",
+        "completion": "Print a completion script for bash, zsh or fish.",
+        "version": "Show versions.",
+    },
+}
+EPILOG = "Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 nothing fits, 4 no daemon, 130 interrupted."
+
+
+class LazyGroup(typer.core.TyperGroup):
+    """Knows every verb's name and help line, and imports its module when it is invoked.
+
+    Contexts and formatters are Any: their classes live in Typer's private copy of click.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for verbs in VERBS.values() for name in verbs]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        app: typer.Typer = import_module(f"flexlab.cli.{cmd_name}").app
+        command = typer.main.get_command(app)
+        command.name = cmd_name
+        return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if not name.startswith("-") and name not in self.list_commands(ctx):
+            likely = near(name, self.list_commands(ctx), limit=2)
+            meant = f"; did you mean {' or '.join(likely)}?" if likely else ""
+            raise UsageError(f"no command named {name!r}{meant}", "flexlab --help lists them")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for title, verbs in VERBS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(verbs.items()))
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=EPILOG,
+)
+
+
+@app.callback(epilog=EPILOG)
+def flexlab(
+    ctx: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    """Run AI models on whatever GPUs a homelab has, from the terminal.
+
+    `flexlab up smollm2` gives an OpenAI endpoint; `flexlab COMMAND --help` says more.
+    """
+    if version:
+        output.answer(f"flexlab {__version__}")
+        raise typer.Exit()
+    if ctx.invoked_subcommand is None:
+        output.answer(ctx.get_help())
+
+
+def main() -> NoReturn:
+    """The console script."""
+    output.prepare_streams()
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(words: list[str]) -> int:
+    """Runs one command line and returns its exit code. The only edge of the CLI."""
+    as_json = "--json" in itertools.takewhile(lambda word: word != "--", words)
+    debug = _wants_debug(words)
+    try:
+        code = app(words, prog_name="flexlab", standalone_mode=False)
+        sys.stdout.flush()
+        if code == EXIT_INTERRUPTED:
+            # Typer turns Ctrl-C into this code by itself.
+            output.say("interrupted")
+        return code if isinstance(code, int) else EXIT_OK
+    except FlexLabError as error:
+        if debug:
+            traceback.print_exc()
+        output.show_error(error, as_json=as_json)
+        return error.exit_code
+    except typer.TyperException as error:
+        output.show_error(_usage_error(error), as_json=as_json)
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        output.say("interrupted")
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        output.show_error(_unexpected(error), as_json=as_json)
+        return EXIT_FAILED
+
+
+def _wants_debug(words: list[str]) -> bool:
+    """--debug counts before the verb only: after it, it may be a prompt's word."""
+    return "--debug" in itertools.takewhile(lambda word: word.startswith("-"), words)
+
+
+def _usage_error(error: typer.TyperException) -> UsageError:
+    """Typer's own complaint as ours: the usage line, and where to read more."""
+    context: typer.Context | None = getattr(error, "ctx", None)
+    message = " ".join(error.format_message().split()).rstrip(".")
+    message = message[:1].lower() + message[1:]
+    if context is None:
+        return UsageError(message, "flexlab --help")
+    usage = " ".join(context.get_usage().split()).removeprefix("Usage: ")
+    return UsageError(f"{message}\nusage: {usage}", f"{context.command_path} --help")
+
+
+def _unexpected(error: Exception) -> FlexLabError:
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, OSError):
+        return FlexLabError(str(error), "flexlab doctor checks folders, ports and disk")
+    return FlexLabError(
+        f"this is a bug in FlexLab ({what})", "flexlab --debug COMMAND shows where it happened"
+    )

@@ -1,0 +1,211 @@
+"""Everything that is printed goes through here; this module alone writes to stderr.
+
+stdout carries the answer. stderr carries the narration: one line per change, and with a terminal
+that can move its cursor also one progress line at the bottom, drawn over and over. No colours are
+used, so NO_COLOR has nothing to switch off; words and glyphs carry the meaning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, TextIO
+
+import msgspec
+
+from flexlab.cli import table
+from flexlab.core.errors import FlexLabError
+from flexlab.core.text import clean, clean_line
+from flexlab.core.units import show_bytes, show_seconds
+from flexlab.spec.lab import Progress
+
+DRAW_INTERVAL_S = 0.1
+LINE_INTERVAL_S = 10.0
+"""Without a moving cursor, how often one phase may say how far it is."""
+SMALLEST_BAR_CELLS = 8
+LARGEST_BAR_CELLS = 30
+
+
+def prepare_streams() -> None:
+    """A terminal that cannot show a character gets `?` for it, never a UnicodeEncodeError."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")
+
+
+def answer(text: str = "") -> None:
+    """One line (or block) of the answer, on stdout, without control characters."""
+    print(clean(text))
+
+
+def answer_json(value: object) -> None:
+    """The answer as indented JSON on stdout; plain ASCII where stdout is not UTF-8."""
+    builtins: Any = msgspec.to_builtins(value)
+    print(json.dumps(builtins, indent=2, ensure_ascii=not _is_unicode(sys.stdout)))
+
+
+def answer_piece(text: str) -> None:
+    """A piece of a streamed answer, shown at once."""
+    sys.stdout.write(clean(text))
+    sys.stdout.flush()
+
+
+def flush() -> None:
+    """Whoever reads a pipe sees what was answered so far."""
+    sys.stdout.flush()
+
+
+def answer_table(columns: Sequence[table.Column], rows: Sequence[Sequence[str]]) -> None:
+    """A table on stdout, as wide as the terminal (or $COLUMNS) allows."""
+    ellipsis = "…" if _is_unicode(sys.stdout) else "~"
+    for line in table.render(columns, rows, width=_width(sys.stdout), ellipsis=ellipsis):
+        print(line)
+
+
+def say(text: str) -> None:
+    """One line of narration on stderr."""
+    print(clean(text), file=sys.stderr, flush=True)
+
+
+def show_error(error: FlexLabError, *, as_json: bool = False) -> None:
+    """`error: ...` and `hint: ...` on stderr; with --json also an object on stdout."""
+    say(f"error: {error}")
+    if error.hint:
+        say(f"hint: {error.hint}")
+    if as_json:
+        answer_json(
+            {
+                "error": {
+                    "code": error.code,
+                    "message": str(error),
+                    "hint": error.hint,
+                    "exit_code": error.exit_code,
+                    "near": list(getattr(error, "near", ())),
+                }
+            }
+        )
+
+
+class Narrator:
+    """Lines and one progress bar on stderr. Use as a context manager: the bar is cleared."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._moves = _cursor_moves(self._stream)
+        self._bar_is_drawn = False
+        self._last_at = float("-inf")
+        self._last_phase = ""
+        self._last_line = ""
+
+    def __enter__(self) -> Narrator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+    def line(self, text: str) -> None:
+        """A change: said once, above the bar."""
+        line = clean(text).rstrip()
+        if line and line != self._last_line:
+            self.clear()
+            self._last_line = line
+            print(line, file=self._stream, flush=True)
+
+    def progress(self, progress: Progress) -> None:
+        """Redraws the bar, at most ten times a second; elsewhere a line now and then."""
+        now = time.monotonic()
+        phase = f"{progress.phase} {progress.text}"
+        is_new = phase != self._last_phase
+        is_due = now - self._last_at >= (DRAW_INTERVAL_S if self._moves else LINE_INTERVAL_S)
+        is_end = progress.done_bytes is not None and progress.done_bytes == progress.total_bytes
+        if not (is_new or is_due or (is_end and self._moves)):
+            return
+        self._last_phase, self._last_at = phase, now
+        if self._moves:
+            # One cell stays free: a terminal wraps when its last column is written.
+            cells = (_width(self._stream) or 80) - 1
+            text = progress_line(progress, cells, is_unicode=_is_unicode(self._stream))
+            self._stream.write(f"\r{text}\x1b[K")
+            self._stream.flush()
+            self._bar_is_drawn = True
+        else:
+            self.line(progress_line(progress, None, is_unicode=False))
+
+    def clear(self) -> None:
+        """Takes the bar off the screen; harmless without one."""
+        if self._bar_is_drawn:
+            self._bar_is_drawn = False
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.write("\r\x1b[K")
+                self._stream.flush()
+
+
+def progress_line(progress: Progress, cells: int | None, *, is_unicode: bool) -> str:
+    """One line for `progress`, in at most `cells` cells; the least important words go first."""
+    done, total = progress.done_bytes, progress.total_bytes
+    numbers = []
+    if done is not None:
+        numbers.append(f"{show_bytes(done)} of {show_bytes(total)}" if total else show_bytes(done))
+    if progress.bytes_per_s:
+        numbers.append(f"{show_bytes(progress.bytes_per_s)}/s")
+    if progress.eta_s is not None and done != total:
+        numbers.append(f"{show_seconds(progress.eta_s)} left")
+    text = clean_line(progress.text) or progress.phase
+    if cells is None:
+        return f"{text}: {', '.join(numbers)}" if numbers else text
+    ellipsis = "…" if is_unicode else "~"
+    share = min(1.0, done / total) if done is not None and total else None
+    for kept in (numbers, numbers[:2], numbers[:1], []):
+        tail = "  ".join(kept)
+        room = cells - table.cell_width(tail) - table.cell_width(text) - 4
+        if room >= SMALLEST_BAR_CELLS and share is not None:
+            bar = _bar(share, min(room, LARGEST_BAR_CELLS), is_unicode=is_unicode)
+            return f"{text}  {bar}  {tail}".rstrip()
+        if room >= 0 and (share is None or len(kept) <= 1):
+            return f"{text}  {tail}".rstrip()
+    return table.cut(f"{text}  {numbers[0] if numbers else ''}".rstrip(), cells, ellipsis)
+
+
+def _bar(share: float, cells: int, *, is_unicode: bool) -> str:
+    full, empty = ("█", "░") if is_unicode else ("#", "-")
+    done = round(share * cells)
+    return full * done + empty * (cells - done)
+
+
+@contextlib.contextmanager
+def narrator() -> Iterator[Narrator]:
+    """A narrator whose bar is gone when the block ends, however it ends."""
+    with Narrator() as narrator_:
+        yield narrator_
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person sits at `stream` (a closed stream is none)."""
+    try:
+        return stream.isatty()
+    except ValueError:
+        return False
+
+
+def _cursor_moves(stream: TextIO) -> bool:
+    return is_terminal(stream) and os.environ.get("TERM", "dumb") not in ("dumb", "")
+
+
+def _width(stream: TextIO) -> int | None:
+    """Cells of the terminal, else $COLUMNS, else None. Asked anew each time: windows resize."""
+    if is_terminal(stream):
+        with contextlib.suppress(OSError, ValueError):
+            if columns := os.get_terminal_size(stream.fileno()).columns:
+                return columns
+    chosen = os.environ.get("COLUMNS", "")
+    return int(chosen) if chosen.isascii() and chosen.isdigit() and int(chosen) > 0 else None
+
+
+def _is_unicode(stream: TextIO) -> bool:
+    encoding = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "")
+    return encoding.startswith("utf")

@@ -1,0 +1,174 @@
+"""`flexlab up`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Annotated, cast, get_args
+
+import typer
+
+from flexlab.cli import output
+from flexlab.cli.common import JsonOption, key_values, model_word, need_words, verb_app
+from flexlab.cli.ensure import Ready, ensure_up
+from flexlab.cli.stream import Answer, AnswerStream
+from flexlab.core.errors import FlexLabError, UsageError
+from flexlab.core.near import near
+from flexlab.core.units import show_seconds
+from flexlab.spec.lab import ModelView
+from flexlab.spec.plan import RuntimeName, Wishes
+from flexlab.spec.source import is_source
+
+PROBE_TOKENS = 24
+PROBE_PROMPT = "Count from one to ten."
+RUNTIMES: tuple[str, ...] = get_args(RuntimeName)
+
+app = verb_app()
+
+
+@app.command()
+def up(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="A recipe's name or alias, hf://ORG/REPO/FILE.gguf, or a path to a .gguf.",
+            show_default=False,
+        ),
+    ] = None,
+    runtime: Annotated[
+        str | None, typer.Option(metavar="NAME", help="How to start it: process.")
+    ] = None,
+    backend: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this engine, such as llamacpp.")
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this variant of the recipe.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the engine. Repeatable."),
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep it warm: it comes back after a preemption.")
+    ] = False,
+    pin: Annotated[
+        bool, typer.Option("--pin", help="Never stop it to make room for another model.")
+    ] = False,
+    save: Annotated[
+        bool, typer.Option("--save", help="Keep the recipe derived from a source or path.")
+    ] = False,
+    no_probe: Annotated[bool, typer.Option("--no-probe", help="Skip the speed probe.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a model and wait until it answers.
+
+    Starts the daemon when none runs, downloads the weights where they are missing, and leaves
+    both daemon and model running. Ctrl-C withdraws the wish and keeps what was downloaded.
+    """
+    need_words([model] if model else [], "MODEL", "flexlab up MODEL [OPTIONS]")
+    word = model_word(model or "")
+    wishes = Wishes(
+        runtime=runtime_name(runtime),
+        backend=backend,
+        variant=variant,
+        settings=key_values(settings or []),
+    )
+    if save and not is_source(word):
+        raise UsageError(f"{word} has a recipe already", "--save is for sources and paths")
+    ready = ensure_up(word, wishes, keep="warm" if keep else None, pin=pin or None)
+    if save:
+        from flexlab.cli.recipes import save_derived
+
+        save_derived(word)
+    probe = None if no_probe or ready.was_running else _probe(ready)
+    if as_json:
+        output.answer_json(_as_json(ready, probe))
+    else:
+        _tell(ready, probe)
+
+
+def runtime_name(word: str | None) -> RuntimeName | None:
+    """Raises UsageError with the nearest name."""
+    if word is None or word in RUNTIMES:
+        return cast("RuntimeName | None", word)
+    likely = near(word, RUNTIMES, limit=1) or ("process",)
+    raise UsageError(f"no runtime named {word!r}", f"--runtime {likely[0]}")
+
+
+def route_and_body(model: ModelView) -> tuple[str, dict[str, object]] | None:
+    """A request that the model can answer, as people would paste it; None if it makes no text."""
+    if not model.capabilities or "chat" in model.capabilities:
+        messages = [{"role": "user", "content": PROBE_PROMPT}]
+        return "/v1/chat/completions", {"model": model.name, "messages": messages}
+    if "completion" in model.capabilities or "completions" in model.capabilities:
+        return "/v1/completions", {"model": model.name, "prompt": PROBE_PROMPT}
+    if "embeddings" in model.capabilities or "embedding" in model.capabilities:
+        return "/v1/embeddings", {"model": model.name, "input": PROBE_PROMPT}
+    return None
+
+
+def curl_line(address: str, route: str, body: dict[str, object]) -> str:
+    """Works when pasted into a POSIX shell."""
+    words = ["curl", address + route, "-H", "Content-Type: application/json", "-d"]
+    return shlex.join([*words, json.dumps(body)])
+
+
+def _probe(ready: Ready) -> Answer | None:
+    """A short streamed answer through the gateway. A failure is said; the model stays up."""
+    request = route_and_body(ready.model)
+    if request is None or request[0] == "/v1/embeddings":
+        return None
+    route, body = request
+    stream = AnswerStream(ready.address, route, {**body, "max_tokens": PROBE_TOKENS})
+    try:
+        for _piece in stream:
+            pass
+    except FlexLabError as error:
+        output.say(f"note: the speed probe failed: {error}")
+        return None
+    return stream.answer
+
+
+def _tell(ready: Ready, probe: Answer | None) -> None:
+    model = ready.model
+    if ready.was_running:
+        output.answer(f"{model.name} is running at {ready.address}/v1")
+        return
+    where = _where(ready)
+    output.answer(f"{model.name} is ready{where}\n")
+    output.answer(f"  endpoint  {ready.address}/v1")
+    output.answer(f"  model     {model.name}")
+    if probe is not None and probe.ttft_s is not None:
+        rate = f", then {probe.tokens_per_s:.1f} tokens/s" if probe.tokens_per_s else ""
+        output.answer(f"  speed     first token after {probe.ttft_s:.2f} s{rate}")
+    output.answer(f"  stop it   flexlab down {shlex.quote(model.name)}")
+    if request := route_and_body(model):
+        output.answer(f"  try it\n\n{curl_line(ready.address, *request)}")
+
+
+def _where(ready: Ready) -> str:
+    instance = ready.instance
+    if instance is None:
+        return ""
+    devices = ", ".join("the CPU" if device == "cpu" else device for device in instance.devices)
+    took = f", loaded in {show_seconds(instance.load_s)}" if instance.load_s is not None else ""
+    return f" ({instance.backend} on {devices}{took})" if devices else f" ({instance.backend})"
+
+
+def _as_json(ready: Ready, probe: Answer | None) -> dict[str, object]:
+    return {
+        "model": ready.model.name,
+        "endpoint": f"{ready.address}/v1",
+        "was_running": ready.was_running,
+        "waited_s": round(ready.waited_s, 3),
+        "variant": ready.instance.variant if ready.instance else None,
+        "instance": ready.instance,
+        "probe": {
+            "ttft_s": probe.ttft_s,
+            "tokens_per_s": probe.tokens_per_s,
+            "completion_tokens": probe.completion_tokens,
+        }
+        if probe
+        else None,
+    }

@@ -1,0 +1,376 @@
+"""The control client: http.client over the daemon's unix socket, and how a daemon is found.
+
+The lock file (`paths.lock_file()`) names the socket of the daemon that holds it. Nothing here is
+heavy: every command imports this module, httpx alone would cost each of them 160 ms.
+Errors are FlexLabErrors; what the daemon refuses keeps its code, hint and exit code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import http.client
+import socket
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+from flexlab import __version__, spawn
+from flexlab.core import paths
+from flexlab.core.errors import DaemonUnreachable, FlexLabError
+from flexlab.spawn import DaemonSaid, WireProblem
+from flexlab.spec.lab import Event, Snapshot, UpStep
+from flexlab.spec.plan import Keep, Wishes
+
+ANSWER_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 5.0
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 90.0
+"""Of requests that wait for engines to be drained and stopped."""
+POLL_S = 0.05
+
+Say = Callable[[str], None]
+T = TypeVar("T")
+
+
+class DaemonInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the lock file says of the daemon that holds it."""
+
+    pid: int
+    socket: str
+    version: str
+    address: str = ""
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /status. `holds` counts instances and waiters."""
+
+    flexlab_version: str
+    pid: int
+    address: str
+    started_at: float
+    installation: str
+    holds: int
+
+
+class StoppedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """One instance that `down` ended, and how long that took."""
+
+    model: str
+    instance: str
+    seconds: float
+
+
+class Stopped(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /down."""
+
+    stopped: tuple[StoppedModel, ...] = ()
+    not_running: tuple[str, ...] = ()
+
+
+class Removed(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /rm."""
+
+    removed: tuple[str, ...] = ()
+    freed_bytes: int = 0
+
+
+class _Failure(msgspec.Struct):
+    error: WireProblem
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, socket_path: str, timeout_s: float | None) -> None:
+        super().__init__("localhost", timeout=CONNECT_TIMEOUT_S)
+        self._socket_path = socket_path
+        self._answer_timeout_s = timeout_s
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.sock.settimeout(CONNECT_TIMEOUT_S)
+            self.sock.connect(self._socket_path)
+            self.sock.settimeout(self._answer_timeout_s)
+        except BaseException:
+            self.sock.close()
+            raise
+
+
+class Client:
+    """Speaks the control API of one daemon. `started_here`: this process started that daemon."""
+
+    def __init__(self, info: DaemonInfo, *, started_here: bool = False) -> None:
+        self.info = info
+        self.started_here = started_here
+
+    def status(self) -> Status:
+        """Who answers, and how much it holds."""
+        return self._call("GET", "/status", Status)
+
+    def snapshot(self) -> Snapshot:
+        """The whole lab at this moment."""
+        return self._call("GET", "/snapshot", Snapshot)
+
+    def up(
+        self, model: str, wishes: Wishes, *, keep: Keep | None = None, pin: bool | None = None
+    ) -> Generator[UpStep, None, None]:
+        """Steps until `ready` or `refused`. Closing the iterator withdraws the wish."""
+        body = {"model": model, "wishes": wishes, "keep": keep, "pin": pin}
+        ended = False
+        with contextlib.closing(self._lines("POST", "/up", body)) as lines:
+            for line in lines:
+                step = _decode(line, UpStep)
+                ended = step.kind in ("ready", "refused")
+                yield step
+                if ended:
+                    return
+        raise self._lost(f"the daemon ended before {model} was ready")
+
+    def down(
+        self, models: tuple[str, ...] = (), *, everything: bool = False, force: bool = False
+    ) -> Stopped:
+        """Stops models and waits until they are gone."""
+        body = {"models": models, "all": everything, "force": force}
+        return self._call("POST", "/down", Stopped, body, timeout_s=None)
+
+    def shutdown(self, *, stop_models: bool, only_if_idle: bool = False, why: str = "") -> bool:
+        """Whether the daemon is going to end. It answers first and ends after that."""
+        body = {"stop_models": stop_models, "only_if_idle": only_if_idle, "why": why}
+        answer = self._call("POST", "/shutdown", dict[str, bool], body, timeout_s=None)
+        return answer.get("stopping", False)
+
+    def rm(self, model: str) -> Removed:
+        """Removes the model's weights; refused while it runs."""
+        return self._call("POST", "/rm", Removed, {"model": model})
+
+    def logs(self, model: str, *, tail: int, follow: bool) -> Generator[str, None, None]:
+        """Lines of the engine's log, oldest first, without their line ends."""
+        query = urlencode({"model": model, "tail": tail, "follow": int(follow)})
+        for line in self._lines("GET", f"/logs?{query}"):
+            yield line.decode(errors="replace").rstrip("\r\n")
+
+    def events(self, *, after: int = 0, follow: bool = False) -> Generator[Event, None, None]:
+        """What happened since event `after`, and with `follow` what happens from now on."""
+        query = urlencode({"after": after, "follow": int(follow)})
+        for line in self._lines("GET", f"/events?{query}"):
+            yield _decode(line, Event)
+
+    def is_alive(self) -> bool:
+        """Whether something accepts connections on the socket."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(CONNECT_TIMEOUT_S)
+            try:
+                probe.connect(self.info.socket)
+            except OSError:
+                return False
+        return True
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        answer_type: type[T],
+        body: Mapping[str, object] | None = None,
+        timeout_s: float | None = ANSWER_TIMEOUT_S,
+    ) -> T:
+        with self._request(method, path, body, timeout_s) as response:
+            return _decode(response.read(), answer_type)
+
+    def _lines(
+        self, method: str, path: str, body: Mapping[str, object] | None = None
+    ) -> Generator[bytes, None, None]:
+        with self._request(method, path, body, None) as response:
+            while line := response.readline():
+                if line.strip():
+                    yield line
+
+    @contextlib.contextmanager
+    def _request(
+        self, method: str, path: str, body: Mapping[str, object] | None, timeout_s: float | None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """One request on a connection of its own, which is closed on every path."""
+        connection = _Connection(self.info.socket, timeout_s)
+        payload = None if body is None else msgspec.json.encode(body)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        try:
+            connection.request(method, path, payload, headers)
+            response = connection.getresponse()
+            if response.status >= 400:
+                raise error_from_wire(response.read())
+            yield response
+        except (OSError, http.client.HTTPException) as error:
+            raise self._lost(f"the daemon (pid {self.info.pid}) does not answer", error) from error
+        finally:
+            connection.close()
+
+    def _lost(self, message: str, cause: Exception | None = None) -> DaemonUnreachable:
+        why = f": {cause}" if cause and str(cause) else ""
+        return DaemonUnreachable(message + why, f"its log: {paths.logs_dir() / 'daemon.log'}")
+
+
+def error_from_wire(body: bytes) -> FlexLabError:
+    """The daemon's `{"error": {...}}` as an exception with its own code, hint and exit code."""
+    try:
+        problem = msgspec.json.decode(body, type=_Failure).error
+    except msgspec.MsgspecError:
+        problem = WireProblem(message=f"the daemon answered {body[:200]!r}")
+    return DaemonSaid(problem)
+
+
+def read_lock_file() -> DaemonInfo | None:
+    """What the lock file says; None without one. Says nothing of whether that daemon lives."""
+    try:
+        return msgspec.json.decode(paths.lock_file().read_bytes(), type=DaemonInfo)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def lock_is_held() -> bool:
+    """Whether some daemon lives, listening yet or not.
+
+    The test takes the lock for a moment, and a daemon that starts just then finds it taken.
+    So it is asked only when nobody answers, and a start that lost the race is tried again.
+    """
+    try:
+        with paths.lock_file().open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def find(*, wait_s: float = CONNECT_TIMEOUT_S) -> Client | None:
+    """The running daemon, or None. One that is still starting is waited for.
+
+    Raises DaemonUnreachable when a daemon holds the lock but does not answer within `wait_s`.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        info = read_lock_file()
+        client = Client(info) if info else None
+        if client and client.is_alive():
+            return client
+        if not lock_is_held():
+            return None
+        if time.monotonic() > deadline:
+            pid = f" (pid {info.pid})" if info else ""
+            raise DaemonUnreachable(
+                f"a daemon{pid} holds {paths.lock_file()} but does not answer",
+                f"see {paths.logs_dir() / 'daemon.log'}; ending that process frees the lock, "
+                "models keep running",
+            )
+        time.sleep(POLL_S)
+
+
+def running_version() -> str | None:
+    """The version of the daemon that runs; None when none does."""
+    info = read_lock_file()
+    return info.version if info and Client(info).is_alive() else None
+
+
+def connect(start: bool, say: Say = lambda _text: None) -> Client:
+    """The daemon; with `start` one is started where none runs, and an older one is replaced.
+
+    `say` is told about every change worth a line. Raises DaemonUnreachable, or whatever the new
+    daemon said of why it cannot start.
+    """
+    client = find(wait_s=STOP_TIMEOUT_S if start else CONNECT_TIMEOUT_S)
+    if client is None and not start:
+        raise DaemonUnreachable(
+            "the daemon is not running", "flexlab up MODEL starts it", code="not_running"
+        )
+    if client is not None:
+        order = _compare(__version__, client.info.version)
+        if order < 0:
+            say(f"note: the daemon is FlexLab {client.info.version}, this is {__version__}")
+        if not (order > 0 and start):
+            return client
+        _replace(client, say)
+    return _start(say)
+
+
+def _replace(client: Client, say: Say) -> None:
+    old = client.info
+    say(f"replacing the daemon of FlexLab {old.version} by {__version__}; models keep running")
+    with contextlib.suppress(DaemonUnreachable):
+        client.shutdown(stop_models=False, why=f"replaced by {__version__}")
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while lock_is_held() and read_lock_file() == old:
+        if time.monotonic() > deadline:
+            raise DaemonUnreachable(
+                f"the daemon of FlexLab {old.version} (pid {old.pid}) does not end",
+                f"kill {old.pid}; models keep running and are taken over",
+            )
+        time.sleep(POLL_S)
+
+
+def _start(say: Say) -> Client:
+    """Starts daemons until one answers: of several that start at once, one gets the lock."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    say("starting the daemon")
+    while time.monotonic() < deadline:
+        is_ours = spawn.start_daemon(deadline)
+        client = find(wait_s=max(0.0, deadline - time.monotonic()))
+        if client is not None:
+            client.started_here = is_ours
+            return client
+        time.sleep(POLL_S)
+    raise DaemonUnreachable(
+        f"the daemon did not start within {START_TIMEOUT_S:.0f} s",
+        f"its log: {paths.logs_dir() / 'daemon.log'}",
+    )
+
+
+def end_if_unused(client: Client, patience_s: float = 5.0) -> bool:
+    """After a withdrawn wish: ends the daemon that this process started, if it holds nothing.
+
+    The load that was withdrawn takes a moment to end, so it is asked again while what it holds is
+    on its way out; as soon as somebody else uses it, it is left alone.
+    """
+    deadline = time.monotonic() + patience_s
+    while client.started_here and time.monotonic() < deadline:
+        try:
+            if client.shutdown(stop_models=False, only_if_idle=True, why="nothing left to do"):
+                return True
+            if _somebody_uses(client.snapshot()):
+                return False
+        except FlexLabError:
+            return False
+        time.sleep(POLL_S)
+    return False
+
+
+def _somebody_uses(snapshot: Snapshot) -> bool:
+    if any(model.waiting or model.in_flight for model in snapshot.models):
+        return True
+    return any(instance.state == "ready" for instance in snapshot.instances)
+
+
+def _compare(ours: str, theirs: str) -> int:
+    """1 when `ours` is the newer release, -1 when older, 0 when alike or not comparable."""
+    mine, other = _release(ours), _release(theirs)
+    return (mine > other) - (mine < other) if mine and other else 0
+
+
+def _release(version: str) -> tuple[int, ...]:
+    numbers = []
+    for part in version.split("+")[0].split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+def _decode(body: bytes, answer_type: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=answer_type)
+    except msgspec.MsgspecError as error:
+        raise DaemonUnreachable(
+            f"the daemon's answer is not understood: {error}",
+            "another version runs: flexlab down --daemon, then try again",
+        ) from error

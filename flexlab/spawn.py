@@ -1,0 +1,151 @@
+"""Starting a detached daemon, and hearing from it over a pipe whether it came up."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from flexlab.core import paths
+from flexlab.core.errors import DaemonUnreachable, FlexLabError
+
+LOG_MAX_BYTES = 16 * 1024**2
+LOG_TAIL_BYTES = 2000
+
+# Kept until this process ends: the daemon outlives us, and nobody waits for it.
+_started: list[subprocess.Popen[bytes]] = []
+
+
+class DaemonSaid(FlexLabError):
+    """A refusal that came over the wire; it keeps the code and exit code it had over there."""
+
+    def __init__(self, problem: WireProblem) -> None:
+        super().__init__(problem.message, problem.hint, code=problem.code)
+        self.exit_code = problem.exit_code
+        self.near = problem.near
+
+
+class WireProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """An error as the daemon writes it, over the ready pipe and on its socket."""
+
+    code: str = "failed"
+    message: str = "the daemon gave no reason"
+    hint: str | None = None
+    exit_code: int = 1
+    near: tuple[str, ...] = ()
+
+
+class _Ready(msgspec.Struct):
+    ready: bool = False
+    already: bool = False
+    error: WireProblem | None = None
+
+
+def start_daemon(deadline: float) -> bool:
+    """Starts `flexlab serve` detached; True once ours listens, False when another one already does.
+
+    `deadline` is a time.monotonic() value. Raises the error that the daemon itself reports
+    (a port that is taken, wrong settings), or DaemonUnreachable when it ends without a word.
+    """
+    read_fd, write_fd = os.pipe()
+    try:
+        try:
+            process = _spawn(write_fd)
+        finally:
+            os.close(write_fd)
+        try:
+            line = _read_line(read_fd, deadline)
+        except BaseException:
+            # Ctrl-C while it starts: nobody asked for this daemon any more.
+            process.send_signal(signal.SIGTERM)
+            raise
+    finally:
+        os.close(read_fd)
+    return _judge(line, process)
+
+
+def _spawn(ready_fd: int) -> subprocess.Popen[bytes]:
+    try:
+        state = paths.private_dir(paths.state_dir())
+        with _open_log() as log:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "flexlab",
+                    "serve",
+                    "--detached",
+                    "--ready-fd",
+                    str(ready_fd),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # A folder that is ours: `-m` puts the working folder on the module path.
+                cwd=state,
+                pass_fds=(ready_fd,),
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise DaemonUnreachable(
+            f"the daemon cannot be started: {error}",
+            "FLEXLAB_STATE_DIR chooses another folder for its state",
+        ) from error
+    _started.append(process)
+    return process
+
+
+def _open_log() -> IO[bytes]:
+    """The daemon's log, opened for appending; a big one is put aside first (one old one kept)."""
+    log = paths.private_dir(paths.logs_dir()) / "daemon.log"
+    if log.exists() and log.stat().st_size > LOG_MAX_BYTES:
+        log.replace(log.with_suffix(".log.1"))
+    return log.open("ab")
+
+
+def _read_line(fd: int, deadline: float) -> bytes:
+    """Until a line end, end of file (the daemon died) or the deadline; what came so far."""
+    received = b""
+    while not received.endswith(b"\n"):
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 or not select.select([fd], [], [], remaining)[0]:
+            break
+        chunk = os.read(fd, 65536)
+        if not chunk:
+            break
+        received += chunk
+    return received
+
+
+def _judge(line: bytes, process: subprocess.Popen[bytes]) -> bool:
+    log = paths.logs_dir() / "daemon.log"
+    try:
+        report = msgspec.json.decode(line, type=_Ready)
+    except msgspec.MsgspecError:
+        if process.poll() is None and not line:
+            raise DaemonUnreachable(
+                f"the daemon (pid {process.pid}) is still starting", f"its log: {log}"
+            ) from None
+        raise DaemonUnreachable(
+            f"the daemon ended while it started: {_last_line(log)}", f"its log: {log}"
+        ) from None
+    if report.error is not None:
+        raise DaemonSaid(report.error)
+    return report.ready
+
+
+def _last_line(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return "no log"
+    return lines[-1] if lines else "its log is empty"
