@@ -1,0 +1,1 @@
+"""Recipes: what FlexLab knows about models and engines, as checked data."""

@@ -1,0 +1,332 @@
+"""What a recipe file may say. A field's name is its key in the file; its type says the unit.
+
+Every claim carries its evidence: once per block (`evidence`, `reason`, `source`, `date`), and it
+holds for all that stands in the block. Recipes are data: they name no host paths, devices,
+privileges, network modes, remote code or pickle files. Validation context `origin` is `shipped`
+or `user`; without one (recipes built in Python, such as derived ones) the user's rules hold.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from flexlab.backends.llamacpp import LlamaCppSettings
+from flexlab.core.errors import UsageError
+from flexlab.core.fields import Bytes, Seconds
+from flexlab.core.validate import WrongAt
+from flexlab.recipes.fields import (
+    Code,
+    Evidenced,
+    HttpPath,
+    ImageName,
+    Name,
+    RegularExpression,
+    Sentence,
+    Sha256,
+    Strict,
+)
+from flexlab.spec.plan import Keep, OnDisconnect, Probe, Weight
+from flexlab.spec.source import FileSource, HfSource, PypiSource, Source, parse_source
+
+Capability = Literal["chat", "completions", "embeddings", "images", "video"]
+DeviceClass = Literal["cpu"]
+"""What a variant can run on; GPUs join with their recipes."""
+
+# Variables that make a program load other code, hand out secrets, or are FlexLab's own.
+_FORBIDDEN_ENV = re.compile(
+    r"LD_.*|GCONV_PATH|PATH|HOME|SHELL|ENV|IFS|BASH_.*|PYTHON.*|.*_TOKEN|.*_(?:API_)?KEY|FLEXLAB_.*"
+)
+
+
+# --- Models ---------------------------------------------------------------------------------------
+
+
+class WeightFile(Strict):
+    """One file (or folder) that a variant needs, and how to know that it is the right one."""
+
+    source: str
+    """`pypi://PROJECT==VERSION/path/in/wheel`, `hf://ORG/REPO@REV/FILE`, `file:///path`."""
+
+    sha256: Sha256 | None = None
+    """Of the file itself."""
+
+    size: Bytes | None = None
+    """Of the file itself, in bytes."""
+
+    archive_sha256: Sha256 | None = None
+    """Of the wheel that it is a member of."""
+
+    archive_size: Bytes | None = None
+    """Of that wheel, in bytes: what is really downloaded."""
+
+    @field_validator("source")
+    @classmethod
+    def _is_allowed(cls, value: str, info: ValidationInfo) -> str:
+        try:
+            source = parse_source(value)
+        except UsageError as failure:
+            raise ValueError(failure.message) from None
+        if source.format == "pickle":
+            raise ValueError(
+                f"{value} is a pickle file, which can run any code when it is loaded; "
+                "use a GGUF or safetensors file"
+            )
+        if isinstance(source, FileSource) and _is_shipped(info):
+            raise ValueError("a recipe that FlexLab ships cannot name a path of a machine")
+        return value
+
+    @model_validator(mode="after")
+    def _can_be_verified(self, info: ValidationInfo) -> Self:
+        source = self.parsed
+        if isinstance(source, PypiSource) and self.sha256 is None:
+            raise ValueError("a member of a wheel needs its sha256")
+        unpinned = isinstance(source, HfSource) and source.revision is None and self.sha256 is None
+        if unpinned and _is_shipped(info):
+            raise ValueError("a recipe that FlexLab ships states a sha256 or a revision (@REV)")
+        return self
+
+    @property
+    def parsed(self) -> Source:
+        """The source, read."""
+        return parse_source(self.source)
+
+    def weight(self) -> Weight:
+        """As the plan and the store know it."""
+        return Weight(
+            source=self.parsed.uri,
+            sha256=self.sha256,
+            archive_sha256=self.archive_sha256,
+            size_bytes=self.size,
+            archive_bytes=self.archive_size,
+        )
+
+
+class VariantBase(Evidenced):
+    """One way to run a model; what differs by engine is added by the engine's own variant."""
+
+    name: Name
+    """Unique within the model; `--variant NAME` chooses it."""
+
+    weights: tuple[WeightFile, ...] = Field(min_length=1)
+    """The first one is the model itself."""
+
+    quantization: str | None = None
+    """As the file's makers call it: Q4_1, F16, AWQ."""
+
+    devices: tuple[DeviceClass, ...] = Field(min_length=1)
+    """What it can run on, the better first."""
+
+
+class LlamaCppVariant(VariantBase):
+    """A GGUF file in llama.cpp."""
+
+    backend: Literal["llamacpp"]
+    settings: LlamaCppSettings = LlamaCppSettings()
+
+    @field_validator("weights")
+    @classmethod
+    def _are_gguf(cls, value: tuple[WeightFile, ...]) -> tuple[WeightFile, ...]:
+        for weight in value:
+            if weight.parsed.format != "gguf":
+                raise ValueError(f"llama.cpp runs GGUF files, and {weight.source} is none")
+        return value
+
+
+Variant = LlamaCppVariant
+"""With a second engine: `Annotated[LlamaCppVariant | ..., Field(discriminator="backend")]`."""
+
+
+class ModelRecipe(Strict):
+    """A model, and the ways to run it in order of preference."""
+
+    name: Name
+    """The file's stem; also the name that clients send."""
+
+    aliases: tuple[Name, ...] = ()
+    description: Sentence
+    license: Sentence
+    """SPDX name where there is one."""
+
+    gated: bool = False
+    """Whether its weights need an account that has accepted terms."""
+
+    capabilities: tuple[Capability, ...] = Field(min_length=1)
+    parameters: int | None = Field(None, gt=0)
+    """How many numbers it has learnt."""
+
+    context: int | None = Field(None, gt=0)
+    """The longest context that it was trained for, in tokens."""
+
+    keep: Keep = "cold"
+    """warm: comes back after it had to make room."""
+
+    priority: int = Field(100, ge=0, le=1000)
+    idle_timeout: Seconds | None = None
+    """Unloaded after this long without work; unset: the setting of the same name."""
+
+    variants: tuple[Variant, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if self.name in self.aliases:
+            raise WrongAt(("aliases",), f"{self.name} is the model's own name")
+        names: set[str] = set()
+        for at, variant in enumerate(self.variants):
+            if variant.name in names:
+                raise WrongAt(("variants", at, "name"), f"{variant.name} stands twice")
+            names.add(variant.name)
+            wanted = variant.settings.context_size
+            if self.context is not None and wanted > self.context:
+                raise WrongAt(
+                    ("variants", at, "settings", "context_size"),
+                    f"{wanted} tokens; the model was trained for {self.context}",
+                )
+        return self
+
+
+# --- Backends -------------------------------------------------------------------------------------
+
+
+class Image(Strict):
+    """A container image of an engine."""
+
+    image: ImageName
+
+    devices: tuple[DeviceClass, ...] = Field(min_length=1)
+    platforms: tuple[Literal["linux/amd64", "linux/arm64"], ...] = Field(min_length=1)
+    entrypoint: Literal["image", "command"]
+    """image: it has its own entrypoint and gets arguments only; command: we give the command."""
+
+    port: int = Field(ge=1, le=65535)
+    """Inside the container."""
+
+
+class Images(Evidenced):
+    """The images to choose from, the best first."""
+
+    choices: tuple[Image, ...] = Field(min_length=1)
+
+
+class Embedded(Evidenced):
+    """What the engine inside FlexLab's own child process needs of a machine."""
+
+    cpu_flags: dict[Literal["x86_64", "aarch64"], tuple[str, ...]]
+    """Per architecture, as /proc/cpuinfo writes them: what the build was compiled for."""
+
+    libraries: tuple[str, ...] = ()
+    """Shared libraries that are not part of the package."""
+
+
+class Times(Evidenced):
+    """Default limits of a start and a stop; a start is renewed by progress."""
+
+    start_timeout: Seconds
+    stop_timeout: Seconds
+
+
+class Ready(Evidenced):
+    """The HTTP question that tells loading from ready; the backend reads the answer."""
+
+    path: HttpPath
+    interval: Seconds = 0.1
+    timeout: Seconds = 3.0
+
+    def probe(self) -> Probe:
+        """As a launch plan holds it."""
+        return Probe(path=self.path, interval_s=self.interval, timeout_s=self.timeout)
+
+
+class Clients(Evidenced):
+    """What happens to work whose client has left."""
+
+    abort: Literal["always", "stream_only", "never"]
+    """stream_only: the engine notices only while it streams, so it is asked with stream=true."""
+
+    on_disconnect: OnDisconnect
+    """cancel: close the connection to the engine; drain: let it end its answer."""
+
+
+class Routes(Evidenced):
+    """The allow-list: whatever is not named here is never passed on."""
+
+    allow: tuple[HttpPath, ...] = Field(min_length=1)
+    metrics: HttpPath | None = None
+    """Where tokens per second are read, for ourselves."""
+
+
+class Memory(Evidenced):
+    """What an engine takes beside weights and KV cache."""
+
+    overhead: Bytes
+
+
+class Environment(Evidenced):
+    """Variables that every start of the engine gets."""
+
+    variables: dict[str, str]
+
+    @field_validator("variables")
+    @classmethod
+    def _are_harmless(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
+                raise ValueError(f"{name!r} is no name of a variable")
+            if _FORBIDDEN_ENV.fullmatch(name):
+                raise ValueError(f"a recipe cannot set {name}")
+        return value
+
+
+class ErrorPattern(Strict):
+    """A line of an engine's log that tells why it failed."""
+
+    match: RegularExpression
+    """Searched in each line."""
+
+    code: Code
+    message: Sentence
+    """For people; `{line}` becomes the line itself."""
+
+    hint: Sentence
+    """What to do, best as a command."""
+
+
+class Errors(Evidenced):
+    """Known failures, the most precise first."""
+
+    patterns: tuple[ErrorPattern, ...] = Field(min_length=1)
+
+
+class BackendRecipe(Strict):
+    """What varies by an engine's image, version or build; its Python file knows the rest."""
+
+    name: Name
+    aliases: tuple[Name, ...] = ()
+    description: Sentence
+    times: Times
+    ready: Ready
+    clients: Clients
+    routes: Routes
+    memory: Memory
+    environment: tuple[Environment, ...] = ()
+    errors: tuple[Errors, ...] = ()
+    embedded: Embedded | None = None
+    images: Images | None = None
+
+    @property
+    def env(self) -> dict[str, str]:
+        """All variables of all blocks; a later block wins."""
+        return {
+            name: value for block in self.environment for name, value in block.variables.items()
+        }
+
+    @property
+    def patterns(self) -> tuple[ErrorPattern, ...]:
+        """All known failures, in the order of the file."""
+        return tuple(pattern for block in self.errors for pattern in block.patterns)
+
+
+def _is_shipped(info: ValidationInfo) -> bool:
+    return info.context is not None and info.context.get("origin") == "shipped"
