@@ -1,0 +1,1 @@
+"""Fakes on real TCP: for tests, and for `flexlab top --demo`."""
