@@ -357,6 +357,10 @@ class Scheduler(Passes):
         """A time that was asked for by `wake_at` has come."""
         self._pass()
 
+    def instances_of(self, name: str) -> tuple[Instance, ...]:
+        """Those of a model that are not confirmed gone."""
+        return tuple(self._of(name))
+
     # -- registration
 
     def add_model(self, model: Model) -> None:

@@ -15,10 +15,15 @@ from flexlab.spec.plan import Candidate, Candidates, Keep, Refusal, Wishes
 NEVER = float("inf")
 
 
-def new_id(model: str) -> str:
-    """A readable, unique instance id: safe in file names, labels and environments."""
+def safe_name(model: str) -> str:
+    """A model's name as part of file names, labels and environments."""
     safe = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in model)
-    return f"{safe[:40].strip('-.') or 'model'}-{token_hex(4)}"
+    return safe[:40].strip("-.") or "model"
+
+
+def new_id(model: str) -> str:
+    """A readable, unique instance id."""
+    return f"{safe_name(model)}-{token_hex(4)}"
 
 
 @dataclass(slots=True, eq=False)

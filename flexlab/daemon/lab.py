@@ -1,0 +1,361 @@
+"""The lab: what the gateway and the control API ask of the daemon, in one object on the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+from flexlab import __version__
+from flexlab.core import paths
+from flexlab.core.errors import FlexLabError, UnknownModel, UsageError
+from flexlab.core.settings import Settings
+from flexlab.daemon.events import EventLog
+from flexlab.daemon.files import ModelState, read_models, write_models
+from flexlab.daemon.launcher import Launcher
+from flexlab.daemon.registry import Registry
+from flexlab.daemon.up import up_steps
+from flexlab.gateway.control import (
+    DownRequest,
+    Removed,
+    ShutdownRequest,
+    Status,
+    Stopped,
+    StoppedModel,
+    UpRequest,
+)
+from flexlab.runtimes.base import Runtime
+from flexlab.scheduler.scheduler import Scheduler
+from flexlab.scheduler.state import HeldLease, Instance, Model, PoolAccount
+from flexlab.scheduler.views import Known, Views
+from flexlab.spec.instance import Launch
+from flexlab.spec.lab import Event, ModelView, Snapshot, UpStep
+from flexlab.spec.lease import Refused
+from flexlab.spec.machine import Machine, Pool
+from flexlab.spec.plan import Candidate, LaunchPlan, Probe, Refusal
+
+log = logging.getLogger(__name__)
+KNOWN_FOR_S = 1.0
+"""How long facts about files (what is installed) are believed; each look costs a few stat calls."""
+
+
+class Lab:
+    """Implements gateway.routes.Lab and gateway.control.ControlLab."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        scheduler: Scheduler,
+        launcher: Launcher,
+        events: EventLog,
+        runtimes: Mapping[str, Runtime],
+        installation: str,
+        stop: Callable[[ShutdownRequest], None],
+    ) -> None:
+        self.settings = settings
+        self.registry = registry
+        self.scheduler = scheduler
+        self.launcher = launcher
+        self.log = events
+        self.installation = installation
+        self.started_at = time.time()
+        self.address = ""
+        self.machine: Machine | None = None
+        self.requests_total: Callable[[], int] = lambda: 0
+        self._runtimes = runtimes
+        self._stop = stop
+        self._views = Views(scheduler, time.time() - asyncio.get_running_loop().time())
+        self._known: dict[str, Known] = {}
+        self._known_at = float("-inf")
+        self._states_file = paths.state_dir() / "models.json"
+        self._states = read_models(self._states_file)
+
+    # -- models
+
+    def register_all(self) -> None:
+        """Tell the scheduler of every model: recipes, earlier derived ones, external servers."""
+        for state in self._states.values():
+            if state.source is not None:
+                with contextlib.suppress(FlexLabError):  # its file may be gone; then so is it
+                    self.registry.derive(state.source)
+        for name in self.registry.known():
+            self._register(name)
+
+    def _register(self, name: str) -> None:
+        if name in self.scheduler.models:
+            return
+        state = self._states.get(name, ModelState())
+        model = Model(
+            name=name,
+            keep=state.keep,
+            pinned=state.pinned,
+            enabled=state.enabled,
+            held_down=state.held_down,
+            wishes=state.wishes,
+        )
+        if name not in self.registry.externals:
+            recipe = self.registry.recipe(name)
+            model.priority = recipe.priority
+            model.idle_timeout_s = recipe.idle_timeout_s
+            if name not in self._states:
+                model.keep = recipe.keep
+        self.scheduler.add_model(model)
+
+    def attach_externals(self) -> None:
+        """External servers are ready for as long as we run; whether they answer, requests show."""
+        runtime = self._runtimes.get("external")
+        for name in self.registry.externals:
+            assert runtime is not None
+            plan = _external_plan(name)
+            launch = Launch(
+                instance=f"external-{name}",
+                installation=self.installation,
+                api_key="",
+                log_path="",
+            )
+            started = runtime.start(plan, launch)
+            now = asyncio.get_running_loop().time()
+            candidate = _external_candidate(name)
+            instance = Instance(
+                id=launch.instance,
+                model=name,
+                candidate=candidate,
+                claims={},
+                state="ready",
+                since=now,
+                why="runs elsewhere; FlexLab only routes to it",
+                endpoint=started.endpoint,
+                ref=started.endpoint.url,
+                ready_at=now,
+                idle_since=now,
+                external=True,
+            )
+            self.scheduler.adopt(instance)
+
+    def save_states(self) -> None:
+        """Keep what users decided. Blocks for a file write; called in the worker thread."""
+        states = {
+            model.name: ModelState(
+                keep=model.keep,
+                pinned=model.pinned,
+                enabled=model.enabled,
+                held_down=model.held_down,
+                wishes=model.wishes,
+                source=self.registry.sources.get(model.name),
+            )
+            for model in list(self.scheduler.models.values())
+        }
+        try:
+            write_models(self._states_file, states)
+        except OSError as error:
+            log.warning("what you decided about models is not kept: %s", error)
+
+    # -- gateway.routes.Lab
+
+    def acquire(self, name: str, *, client: str) -> HeldLease | asyncio.Future[HeldLease]:
+        """See gateway.routes.Lab. Raises Refused."""
+        try:
+            model = self.registry.find(name)
+        except UnknownModel as error:
+            refusal = Refusal(code=error.code, message=error.message, hint=error.hint, status=404)
+            raise Refused(refusal) from None
+        return self.scheduler.acquire(model)
+
+    def models(self) -> Sequence[ModelView]:
+        """Every model of the lab."""
+        return self._views.models(self._facts())
+
+    def snapshot(self) -> Snapshot:
+        """The whole lab now."""
+        return Snapshot(
+            flexlab_version=__version__,
+            hostname=socket.gethostname(),
+            installation=self.installation,
+            pid=os.getpid(),
+            started_at=self.started_at,
+            at=time.time(),
+            address=self.address,
+            gpus=self.machine.gpus if self.machine else (),
+            pools=self._views.pools(),
+            models=self.models(),
+            instances=self._views.instances(),
+            requests_total=self.requests_total(),
+            last_event=self.log.last_id,
+        )
+
+    def _facts(self) -> dict[str, Known]:
+        now = asyncio.get_running_loop().time()
+        if now - self._known_at > KNOWN_FOR_S:
+            self._known, self._known_at = self.registry.known(), now
+        return self._known
+
+    # -- gateway.control.ControlLab
+
+    def status(self) -> Status:
+        """Who this daemon is, and whether it holds anything."""
+        waiting = sum(len(m.waiters) for m in self.scheduler.models.values())
+        running = sum(not i.external for i in self.scheduler.instances.values())
+        return Status(
+            flexlab_version=__version__,
+            pid=os.getpid(),
+            address=self.address,
+            started_at=self.started_at,
+            installation=self.installation,
+            holds=waiting + running + len(self.registry.externals),
+        )
+
+    async def up(self, request: UpRequest) -> AsyncIterator[UpStep]:
+        """Steps until it is ready or refused; closing the iterator withdraws the wish."""
+        name = await self.launcher.threads.call("worker", self.registry.derive, request.model)
+        self._register(name)
+        self._known_at = float("-inf")
+        keep = None if request.keep is None else request.keep == "warm"
+        self.scheduler.keep(name, warm=keep, pinned=request.pin)
+        self.scheduler.wish(name, request.wishes)
+        await self.launcher.threads.call("worker", self.save_states)
+        async for step in up_steps(self, name):
+            yield step
+
+    async def down(self, request: DownRequest) -> Stopped:
+        """Stop and wait until each is confirmed gone (or is not, in time)."""
+        names = [self.registry.find(name) for name in request.models]
+        external = [name for name in names if name in self.registry.externals]
+        if external:
+            raise UsageError(
+                f"{', '.join(external)} runs elsewhere: FlexLab only routes to it",
+                "end `flexlab serve --external` to stop routing",
+            )
+        if request.all:
+            names = [m.name for m in self.scheduler.models.values() if self._busy(m)]
+        waits: list[tuple[str, str, asyncio.Future[bool]]] = []
+        not_running = []
+        began = time.monotonic()
+        for name in names:
+            was_busy = self._busy(self.scheduler.models[name])
+            ending = self.scheduler.down(name, force=request.force)
+            waits += [(name, each, self.scheduler.when_gone(each)) for each in ending]
+            if not was_busy:
+                not_running.append(name)
+        stopped = []
+        for name, instance, gone in waits:
+            confirmed = await gone
+            took_s = time.monotonic() - began
+            stopped.append(
+                StoppedModel(model=name, instance=instance, seconds=took_s, confirmed=confirmed)
+            )
+        await self.launcher.threads.call("worker", self.save_states)
+        return Stopped(stopped=tuple(stopped), not_running=tuple(not_running))
+
+    def _busy(self, model: Model) -> bool:
+        ours = any(not i.external for i in self.scheduler.instances_of(model.name))
+        return ours or bool(model.waiters) or model.preparing is not None
+
+    async def rm(self, model: str) -> Removed:
+        """Delete the weights of a model that does not run."""
+        name = self.registry.find(model)
+        if name in self.registry.externals:
+            raise UsageError(f"{name} runs elsewhere: there are no weights of it here")
+        if self._busy(self.scheduler.models[name]):
+            raise UsageError(f"{name} is running", f"flexlab down {name}")
+        self._known_at = float("-inf")
+        paths_removed, freed = await self.launcher.threads.call(
+            "worker", self.registry.remove_weights, name
+        )
+        return Removed(removed=tuple(paths_removed), freed_bytes=freed)
+
+    def shutdown(self, request: ShutdownRequest) -> bool:
+        """Begin the end; False when it was asked for an idle daemon and this one is not."""
+        if request.only_if_idle and self.status().holds:
+            return False
+        self._stop(request)
+        return True
+
+    async def logs(self, model: str, *, tail: int, follow: bool) -> AsyncIterator[bytes]:
+        """The log of the newest instance of a model, running or not."""
+        name = self.registry.find(model)
+        found = [r for r in self.launcher.held.values() if r.model == name]
+        ref, log_path = (found[-1].ref, found[-1].log_path) if found else (None, None)
+        if log_path is None:
+            log_path = await self.launcher.threads.call("worker", _newest_log, name)
+        if log_path is None:
+            raise UsageError(f"{name} has no log: it was never started", f"flexlab up {name}")
+        runtime = self._runtimes[found[-1].plan.runtime if found else "process"]
+        lines = runtime.logs(ref, log_path, tail=tail, follow=follow)
+        return self._in_thread(lines, runtime.name)
+
+    async def _in_thread(self, lines: object, pool: str) -> AsyncIterator[bytes]:
+        iterator = iter(lines)  # type: ignore[call-overload]
+        try:
+            while True:
+                chunk = await asyncio.to_thread(next, iterator, None)
+                if chunk is None:
+                    return
+                yield chunk if chunk.endswith(b"\n") else chunk + b"\n"
+        finally:
+            await asyncio.to_thread(iterator.close)
+
+    async def events(self, after: int, *, follow: bool) -> AsyncIterator[Event]:
+        """Events newer than `after`, and then as they come if `follow`."""
+        while True:
+            found = await self.log.wait(after) if follow else self.log.after(after)
+            for event in found:
+                yield event
+                after = event.id
+            if not follow:
+                return
+
+
+def pool_account(pool: Pool, settings: Settings) -> PoolAccount:
+    """A pool of the machine, with the reserve and limit that the settings ask for."""
+    reserve = settings.ram_reserve_bytes if pool.kind == "ram" else None
+    return PoolAccount(
+        id=pool.id,
+        kind=pool.kind,
+        total_bytes=pool.total_bytes,
+        reserve_bytes=pool.reserve_bytes if reserve is None else reserve,
+        limit_bytes=settings.ram_limit_bytes if pool.kind == "ram" else None,
+        used_bytes=pool.used_bytes,
+        foreign_bytes=pool.used_bytes,
+        sampled_at=pool.sampled_at,
+    )
+
+
+def _newest_log(model: str) -> str | None:
+    from flexlab.scheduler.state import safe_name
+
+    found = sorted(
+        paths.logs_dir().glob(f"{safe_name(model)}-{'[0-9a-f]' * 8}.log"),
+        key=lambda path: path.stat().st_mtime,
+    )
+    return str(found[-1]) if found else None
+
+
+def _external_candidate(name: str) -> Candidate:
+    return Candidate(
+        model=name,
+        variant="external",
+        backend="external",
+        runtime="external",
+        arch="?",
+        support="unknown",
+        devices=(),
+        needs=(),
+        weights=(),
+    )
+
+
+def _external_plan(name: str) -> LaunchPlan:
+    return LaunchPlan(
+        model=name,
+        variant="external",
+        backend="external",
+        runtime="external",
+        arch="?",
+        served_name=name,
+        ready=Probe(path="/health"),
+    )

@@ -1,0 +1,338 @@
+"""Effects become deeds: what the scheduler decided is done here, and reported back once each.
+
+Blocking work runs in threads, each runtime in its own pool. A deed that fails turns into an event;
+one that was given up in the middle is undone (a late start is stopped).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from flexlab import __version__
+from flexlab.core import paths
+from flexlab.core.errors import FlexLabError, LaunchError
+from flexlab.core.settings import Settings
+from flexlab.daemon.events import EventLog
+from flexlab.daemon.fetching import fetch
+from flexlab.daemon.files import Records
+from flexlab.daemon.loading import Loading
+from flexlab.daemon.registry import Registry, installed_only
+from flexlab.daemon.tasks import Tasks, Threads
+from flexlab.runtimes.base import Runtime, Watch
+from flexlab.scheduler.scheduler import Scheduler
+from flexlab.scheduler.state import NEVER
+from flexlab.spec.instance import Launch, LaunchRecord, RunState, RuntimeRef, Started
+from flexlab.spec.lab import EventKind
+from flexlab.spec.plan import Candidates, LaunchPlan, Placement, Refusal, Wishes
+
+log = logging.getLogger(__name__)
+PORT_TRIES = 3
+
+
+def refusal_of(error: FlexLabError, *, status: int = 503) -> Refusal:
+    """A FlexLabError as waiters hear it."""
+    return Refusal(code=error.code, message=error.message, hint=error.hint, status=status)
+
+
+def show_ref(ref: RuntimeRef) -> str:
+    """For people: `pid 4711`, a container's short id, an object's name, a URL."""
+    match msgspec.to_builtins(ref):
+        case {"pid": pid}:
+            return f"pid {pid}"
+        case {"id": str(word)}:
+            return word[:12]
+        case {"namespace": namespace, "name": name}:
+            return f"{namespace}/{name}"
+        case {"url": url}:
+            return str(url)
+    return "?"
+
+
+class Launcher:
+    """Implements scheduler.Effects; `scheduler` is set once both exist."""
+
+    scheduler: Scheduler
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        runtimes: Mapping[str, Runtime],
+        records: Records,
+        events: EventLog,
+        installation: str,
+    ) -> None:
+        self.threads = Threads()
+        self.tasks = Tasks()
+        self.loading = Loading(runtimes, self.threads, registry)
+        self.held: dict[str, LaunchRecord] = {}
+        """Record of every instance that was launched and is not confirmed gone."""
+        self._settings = settings
+        self._registry = registry
+        self._runtimes = runtimes
+        self._records = records
+        self._events = events
+        self._installation = installation
+        self._preparing: dict[str, asyncio.Task[None]] = {}
+        self._starting: dict[str, asyncio.Task[None]] = {}
+        self._stopping: set[str] = set()
+        self._died: dict[str, asyncio.Future[RunState]] = {}
+        self._watches: dict[str, Watch] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- scheduler.Effects
+
+    def prepare(self, model: str, wishes: Wishes, *, download: bool) -> None:
+        work = self._prepare(model, wishes, download)
+        self._preparing[model] = self.tasks.spawn(f"prepare {model}", work)
+
+    def cancel_prepare(self, model: str) -> None:
+        if task := self._preparing.get(model):
+            task.cancel()
+
+    def start(self, instance: str, placement: Placement) -> None:
+        work = self._start(instance, placement)
+        self._starting[instance] = self.tasks.spawn(f"start {instance}", work)
+
+    def stop(self, instance: str) -> None:
+        if instance not in self._stopping:
+            self._stopping.add(instance)
+            self.tasks.spawn(f"stop {instance}", self._stop(instance))
+
+    def wake_at(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if when != NEVER:
+            self._timer = asyncio.get_running_loop().call_at(when, self.scheduler.tick)
+
+    def note(
+        self,
+        kind: EventKind,
+        text: str,
+        *,
+        model: str | None = None,
+        instance: str | None = None,
+        state: str | None = None,
+        why: str | None = None,
+        by: str | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        self._events.add(
+            kind,
+            text,
+            model=model,
+            instance=instance,
+            state=state,
+            why=why,
+            by=by,
+            seconds=seconds,
+        )
+
+    # -- preparing
+
+    async def _prepare(self, model: str, wishes: Wishes, download: bool) -> None:
+        try:
+            answer = await self._plan(model, wishes, download)
+        except asyncio.CancelledError:
+            answer = Refusal(code="cancelled", message="nobody waits for it any more")
+        except FlexLabError as error:
+            answer = refusal_of(error)
+        except Exception as error:  # an edge: a launcher effect
+            log.exception("preparing %s failed", model)
+            answer = Refusal(code="defect", message=f"planning {model} failed: {error!r}")
+        self._preparing.pop(model, None)
+        if isinstance(answer, Refusal):
+            self.scheduler.prepare_failed(model, answer)
+        else:
+            self.scheduler.prepared(model, answer)
+
+    async def _plan(self, model: str, wishes: Wishes, download: bool) -> Candidates | Refusal:
+        planned = await self.threads.call("worker", self._registry.plan, model, wishes)
+        if planned.candidates.refusal is not None:
+            return planned.candidates.refusal
+        if planned.missing and download:
+            began = time.monotonic()
+            await fetch(
+                planned.missing,
+                self._settings.models_dir,
+                lambda progress: self.scheduler.progress(model, progress),
+            )
+            took_s = time.monotonic() - began
+            self.note("weights", f"fetched the weights of {model}", model=model, seconds=took_s)
+            planned = await self.threads.call("worker", self._registry.plan, model, wishes)
+            if planned.candidates.refusal is not None:
+                return planned.candidates.refusal
+        return installed_only(planned, self._registry.store)
+
+    # -- starting
+
+    async def _start(self, instance: str, placement: Placement) -> None:
+        began = time.monotonic()
+        try:
+            plan = await self.threads.call(
+                "worker", self._registry.render, placement.candidate, placement.grant
+            )
+            started = await self._launch(instance, plan)
+            self.scheduler.launched(
+                instance,
+                started.endpoint,
+                ref=show_ref(started.ref),
+                image=plan.image,
+                plan_hash=plan.hash,
+                log_path=self.held[instance].log_path,
+            )
+            await self.loading.until_ready(self.held[instance], self._died[instance])
+            load_s = time.monotonic() - began
+            await self._write(instance, ready_at=time.time(), load_s=load_s)
+            self._died.pop(instance, None)
+            self.scheduler.ready(instance, load_s)
+        except asyncio.CancelledError:
+            pass  # `_stop` gave it up, and undoes what was started
+        except FlexLabError as error:
+            self.scheduler.start_failed(instance, refusal_of(error, status=502))
+        except Exception as error:  # an edge: a launcher effect
+            log.exception("starting %s failed", instance)
+            why = Refusal(code="defect", message=f"the start failed: {error!r}")
+            self.scheduler.start_failed(instance, why)
+        finally:
+            self._starting.pop(instance, None)
+
+    async def _launch(self, instance: str, plan: LaunchPlan) -> Started:
+        """Record, start, record again. The record comes first: a crash between finds its trace."""
+        self.held[instance] = self._new_record(instance, plan)
+        try:
+            await self._write(instance)
+            launch = Launch(
+                instance=instance,
+                installation=self._installation,
+                api_key=self.held[instance].api_key,
+                log_path=self.held[instance].log_path,
+            )
+            started = await self._run(instance, plan, launch)
+            await self._write(instance, ref=started.ref, endpoint=started.endpoint)
+        except OSError as error:
+            hint = f"is {paths.state_dir()} full or read-only?"
+            raise LaunchError(f"the launch cannot be recorded: {error}", hint) from error
+        self.watch(instance)
+        return started
+
+    async def _run(self, instance: str, plan: LaunchPlan, launch: Launch) -> Started:
+        runtime = self._runtimes[plan.runtime]
+        for tries_left in reversed(range(PORT_TRIES)):
+            start = asyncio.ensure_future(
+                self.threads.call(runtime.name, runtime.start, plan, launch)
+            )
+            try:
+                return await asyncio.shield(start)
+            except asyncio.CancelledError:
+                # The thread goes on whatever we do: `_stop` must learn what it started.
+                with contextlib.suppress(FlexLabError):
+                    started = await start
+                    self._remember(instance, ref=started.ref, endpoint=started.endpoint)
+                raise
+            except LaunchError as error:
+                if error.code != "port_taken" or not tries_left:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def _new_record(self, instance: str, plan: LaunchPlan) -> LaunchRecord:
+        log_path = paths.private_dir(paths.logs_dir()) / f"{instance}.log"
+        return LaunchRecord(
+            flexlab_version=__version__,
+            instance=instance,
+            installation=self._installation,
+            model=plan.model,
+            created_at=time.time(),
+            plan=plan,
+            api_key=secrets.token_urlsafe(24),
+            log_path=str(log_path),
+            recipe=self._registry.sources.get(plan.model),
+        )
+
+    def _remember(self, instance: str, **changes: object) -> LaunchRecord:
+        record = msgspec.structs.replace(self.held[instance], **changes)
+        self.held[instance] = record
+        return record
+
+    async def _write(self, instance: str, **changes: object) -> None:
+        record = self._remember(instance, **changes)
+        await self.threads.call("worker", self._records.write, record)
+
+    # -- watching and stopping
+
+    def watch(self, instance: str, *, loading: bool = True) -> None:
+        """Hear when it ends by itself; `loading` False for one that was adopted ready."""
+        record = self.held[instance]
+        assert record.ref is not None
+        loop = asyncio.get_running_loop()
+        if loading:
+            self._died[instance] = loop.create_future()
+        runtime = self._runtimes[record.plan.runtime]
+        self._watches[instance] = runtime.watch(
+            record.ref, lambda state: loop.call_soon_threadsafe(self._ended, instance, state)
+        )
+
+    def _ended(self, instance: str, state: RunState) -> None:
+        if instance in self._stopping or instance not in self.held:
+            return
+        died = self._died.get(instance)
+        if died is not None:
+            if not died.done():
+                died.set_result(state)
+            return
+        self._forget(instance)
+        self.scheduler.gone(instance, state)
+
+    def _forget(self, instance: str) -> None:
+        self.held.pop(instance, None)
+        self._died.pop(instance, None)
+        if watch := self._watches.pop(instance, None):
+            watch.close()
+        self.tasks.spawn(f"forget {instance}", self._drop_record(instance))
+
+    async def _drop_record(self, instance: str) -> None:
+        await self.threads.call("worker", self._records.remove, instance)
+
+    async def _stop(self, instance: str) -> None:
+        gone = False
+        try:
+            start = self._starting.get(instance)
+            if start is not None:
+                start.cancel()
+                await asyncio.wait([start])
+            gone = await self._confirm_gone(instance)
+        except Exception:  # an edge: a launcher effect
+            log.exception("stopping %s failed", instance)
+        finally:
+            self._stopping.discard(instance)
+        if gone:
+            self._forget(instance)
+            self.scheduler.gone(instance, RunState(alive=False))
+        else:
+            self.scheduler.stop_unconfirmed(instance)
+
+    async def _confirm_gone(self, instance: str) -> bool:
+        record = self.held.get(instance)
+        if record is None or record.ref is None:
+            return True
+        runtime = self._runtimes[record.plan.runtime]
+        timeout_s = record.plan.stop_timeout_s
+        return await self.threads.call(runtime.name, runtime.stop, record.ref, timeout_s)
+
+    async def close(self) -> None:
+        """Let go of everything here; what runs goes on."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for watch in self._watches.values():
+            watch.close()
+        await self.tasks.close()
+        await self.loading.close()
+        self.threads.close()

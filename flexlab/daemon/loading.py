@@ -1,0 +1,131 @@
+"""From launched to ready: ask the engine until it answers, it dies, or its time is up.
+
+The time is renewed by progress (new log lines, memory that grows), at most to four times of it
+(rule 11): a slow disk is not a failure, a silent engine is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from flexlab import backends
+from flexlab.core.errors import LaunchError
+from flexlab.core.text import clean_line
+from flexlab.daemon.registry import Registry
+from flexlab.daemon.tasks import Threads
+from flexlab.runtimes.base import Runtime
+from flexlab.spec.instance import Endpoint, LaunchRecord, RunState
+from flexlab.spec.plan import LaunchPlan
+
+if TYPE_CHECKING:
+    import httpx
+
+RENEWALS = 4
+LOG_TAIL_LINES = 60
+
+
+class Loading:
+    """Waits for engines; owns the HTTP client that asks them."""
+
+    def __init__(
+        self, runtimes: Mapping[str, Runtime], threads: Threads, registry: Registry
+    ) -> None:
+        self._runtimes = runtimes
+        self._threads = threads
+        self._registry = registry
+        self._client: httpx.AsyncClient | None = None
+
+    async def until_ready(self, record: LaunchRecord, died: asyncio.Future[RunState]) -> None:
+        """Return once it answers. Raises LaunchError with the root cause."""
+        assert record.endpoint is not None
+        loop = asyncio.get_running_loop()
+        bound_s = record.plan.start_timeout_s
+        deadline, latest = loop.time() + bound_s, loop.time() + RENEWALS * bound_s
+        seen = await self._signs(record)
+        next_look = loop.time() + 1.0
+        while True:
+            if died.done():
+                raise await self._failure(record, died.result())
+            answer = await self.ask(record.plan, record.endpoint)
+            if answer == "ready":
+                return
+            if answer == "failed":
+                raise await self._failure(record, None)
+            now = loop.time()
+            if now >= next_look:
+                next_look = now + 1.0
+                signs = await self._signs(record)
+                if signs != seen:
+                    seen, deadline = signs, min(latest, now + bound_s)
+            if now >= deadline:
+                raise await self._failure(record, None, late_s=bound_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(record.plan.ready.interval_s):
+                    await asyncio.shield(died)
+
+    async def ask(self, plan: LaunchPlan, endpoint: Endpoint) -> str:
+        """`ready`, `loading` or `failed`, as the backend reads the answer; mute is loading."""
+        import httpx  # heavy; the daemon imports it when the first engine is started
+
+        if self._client is None:
+            # Building the TLS context takes longer than the loop may be held.
+            self._client = await self._threads.call(
+                "worker", lambda: httpx.AsyncClient(trust_env=False)
+            )
+        url = f"{endpoint.url}{plan.ready.path}"
+        try:
+            reply = await self._client.get(
+                url, headers=dict(endpoint.headers), timeout=plan.ready.timeout_s
+            )
+        except httpx.HTTPError:
+            return "loading"
+        return backends.get(plan.backend).judge_ready(reply.status_code, reply.content)
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def _signs(self, record: LaunchRecord) -> tuple[int, int]:
+        """(log bytes, memory in 64 MiB steps): what changes while an engine is at work."""
+        runtime = self._runtimes[record.plan.runtime]
+        memory = None
+        if record.ref is not None:
+            memory = await self._threads.call(runtime.name, runtime.memory_bytes, record.ref)
+        try:
+            size = os.stat(record.log_path).st_size
+        except OSError:
+            size = 0
+        return size, (memory or 0) >> 26
+
+    async def _failure(
+        self, record: LaunchRecord, state: RunState | None, *, late_s: float | None = None
+    ) -> LaunchError:
+        """The first cause that the log shows, else what the runtime says."""
+        plan = record.plan
+        runtime = self._runtimes[plan.runtime]
+        lines = await self._threads.call(
+            runtime.name,
+            lambda: list(
+                runtime.logs(record.ref, record.log_path, tail=LOG_TAIL_LINES, follow=False)
+            ),
+        )
+        text = b"\n".join(lines).decode(errors="replace")
+        patterns = self._registry.backend(plan.backend).error_patterns
+        problem = backends.get(plan.backend).explain(text, patterns)
+        hint = f"flexlab logs {plan.model}"
+        if problem is not None:
+            return LaunchError(problem.message, problem.hint or hint, code=problem.code)
+        if state is not None:
+            last = next((clean_line(x) for x in reversed(text.splitlines()) if x.strip()), "")
+            why = state.why or "it ended"
+            tail = f"; its last words: {last[:200]}" if last else ""
+            return LaunchError(f"the engine of {plan.model} did not start: {why}{tail}", hint)
+        if late_s is not None:
+            why = f"not ready after {late_s:.0f} s without a sign of progress"
+            return LaunchError(f"{plan.model}: {why}", hint, code="start_timeout")
+        return LaunchError(f"the engine of {plan.model} says that it failed", hint)

@@ -1,0 +1,146 @@
+"""From start to end of the daemon: lock, adopt, listen, serve, and leave in order.
+
+lock -> records -> ask the runtimes -> adopt -> only then listen. The end: refuse who waits, drain
+what streams, close; engines go on unless they are to be stopped too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from typing import IO, Any
+
+from flexlab import __version__
+from flexlab.core import paths
+from flexlab.core.errors import EXIT_OK, FlexLabError, RuntimeUnavailable, UsageError
+from flexlab.core.logging import setup_daemon_logging
+from flexlab.core.settings import Loaded
+
+log = logging.getLogger(__name__)
+SWITCH_INTERVAL_S = 0.0005
+"""A busy thread otherwise holds the GIL for 5 ms at a time: the gateway's p50 0.1 -> 11 ms."""
+
+
+def run(
+    loaded: Loaded, *, externals: Mapping[str, str], detached: bool, ready_fd: int | None
+) -> int:
+    """Serve until told to end; the exit code. Tells `ready_fd` how the start went.
+
+    Raises FlexLabError when it cannot start, or when another daemon already runs.
+    """
+    ready = ReadyPipe(ready_fd)
+    try:
+        lock = take_lock()
+        if lock is None:
+            ready.already()
+            return _already(detached)
+        with lock:
+            setup_daemon_logging(detached=detached, max_bytes=loaded.settings.log_max_bytes)
+            sys.setswitchinterval(SWITCH_INTERVAL_S)
+            # Imported here: whoever finds another daemon need not load all of this one.
+            from flexlab.daemon.service import serve
+
+            return run_loop(serve(loaded.settings, externals, lock, ready, detached=detached))
+    except FlexLabError as error:
+        ready.failed(error)
+        raise
+    except OSError as error:
+        wrapped = RuntimeUnavailable(
+            f"the daemon cannot use {paths.state_dir()}: {error.strerror or error}",
+            "set FLEXLAB_STATE_DIR to a folder that you may write to",
+        )
+        ready.failed(wrapped)
+        raise wrapped from error
+
+
+def run_loop(work: Coroutine[Any, Any, int]) -> int:
+    """On uvloop where there is one, else on asyncio's own loop."""
+    runner: Callable[[Coroutine[Any, Any, int]], int]
+    try:
+        import uvloop
+
+        runner = uvloop.run
+    except ImportError:
+        runner = asyncio.run
+    return runner(work)
+
+
+def take_lock() -> IO[str] | None:
+    """The lock that one daemon per user and machine holds for life; None when another has it.
+
+    Raises OSError.
+    """
+    paths.private_dir(paths.state_dir())
+    descriptor = os.open(paths.lock_file(), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.fdopen(descriptor, "r+", encoding="utf-8")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return lock
+
+
+def write_lock(lock: IO[str], *, address: str) -> None:
+    """For clients: who holds it and where to reach it. An empty lock file is a daemon starting."""
+    lock.seek(0)
+    lock.truncate()
+    content = {
+        "pid": os.getpid(),
+        "socket": str(paths.socket_path()),
+        "version": __version__,
+        "address": address,
+    }
+    lock.write(json.dumps(content if address else {}))
+    lock.flush()
+
+
+def _already(detached: bool) -> int:
+    if detached:
+        return EXIT_OK
+    raise UsageError(
+        "a FlexLab daemon of yours already runs on this machine",
+        "flexlab ps shows it, flexlab down --daemon ends it",
+        code="already_running",
+    )
+
+
+class ReadyPipe:
+    """Tells the one who started a detached daemon, with one JSON line, how that went."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def ready(self) -> None:
+        """It listens."""
+        self._tell({"ready": True})
+
+    def already(self) -> None:
+        """Another one was faster."""
+        self._tell({"already": True})
+
+    def failed(self, error: FlexLabError) -> None:
+        """It cannot start, and why."""
+        problem = {
+            "code": error.code,
+            "message": error.message,
+            "hint": error.hint,
+            "exit_code": error.exit_code,
+        }
+        self._tell({"error": problem})
+
+    def _tell(self, said: dict[str, object]) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return
+        try:
+            os.write(descriptor, json.dumps(said).encode() + b"\n")
+        except BrokenPipeError:
+            log.info("whoever started this daemon has left already")
+        finally:
+            os.close(descriptor)

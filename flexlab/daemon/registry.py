@@ -1,0 +1,222 @@
+"""Which models there are: recipes, what was derived from a source, and external servers.
+
+Joins the catalogue, the store of weights and the machine into what planning needs. Blocking calls
+(`plan`, `refresh`) run in the worker thread; `known` is cheap enough for the loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from flexlab.core.errors import UnknownModel
+from flexlab.core.settings import Settings
+from flexlab.gpus import inventory
+from flexlab.planning.candidates import candidates
+from flexlab.planning.render import render
+from flexlab.recipes.catalogue import Catalogue
+from flexlab.recipes.schema import BackendRecipe, ModelRecipe
+from flexlab.runtimes.base import Runtime
+from flexlab.scheduler.views import Known
+from flexlab.spec.machine import Machine
+from flexlab.spec.plan import (
+    Candidate,
+    Candidates,
+    Facts,
+    Grant,
+    LaunchPlan,
+    Refusal,
+    Weight,
+    Wishes,
+)
+from flexlab.weights.store import Store
+
+log = logging.getLogger(__name__)
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """What planning says of one model, and what must be fetched before it can start."""
+
+    candidates: Candidates
+    missing: tuple[Weight, ...] = ()
+
+
+class Registry:
+    """The models of this lab."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        runtimes: Mapping[str, Runtime],
+        externals: Mapping[str, str],
+        *,
+        load: Callable[[], Catalogue] = Catalogue.load,
+        detect: Callable[[], Machine] = inventory.detect,
+    ) -> None:
+        self.settings = settings
+        self.externals = dict(externals)
+        self.store = Store(settings.models_dir)
+        self._runtimes = runtimes
+        self._load = load
+        self._detect = detect
+        self._catalogue = load()
+        self._derived: dict[str, ModelRecipe] = {}
+        self.sources: dict[str, str] = {}
+        """Derived model -> the source it was derived from."""
+        self._names = self._all_names()
+
+    def _all_names(self) -> dict[str, str]:
+        """Every name and alias -> model."""
+        names: dict[str, str] = {}
+        for recipe in self._recipes().values():
+            for alias in recipe.aliases:
+                names.setdefault(alias, recipe.name)
+        names.update({name: name for name in [*self._recipes(), *self.externals]})
+        return names
+
+    def _recipes(self) -> dict[str, ModelRecipe]:
+        return {recipe.name: recipe for recipe in self._catalogue.models()} | self._derived
+
+    def refresh(self) -> None:
+        """Read the recipes again: a file may have come, gone or changed. Blocks."""
+        self._catalogue = self._load()
+        self._names = self._all_names()
+        for problem in self._catalogue.problems:
+            log.warning("a recipe is left out: %s", problem)
+
+    def find(self, name: str) -> str:
+        """The model of this name or alias. Raises UnknownModel with near names."""
+        found = self._names.get(name)
+        if found is None:
+            from flexlab.core.near import near
+
+            raise UnknownModel(name, near(name, self._names))
+        return found
+
+    def derive(self, name: str) -> str:
+        """As `find`, and for a source without a recipe derives one. Blocks. Raises FlexLabError."""
+        if name in self.externals:
+            return name
+        self.refresh()
+        recipe = self._catalogue.resolve(name)
+        if recipe.name not in self._names:
+            self._derived[recipe.name] = recipe
+            self.sources[recipe.name] = name
+            self._names[recipe.name] = recipe.name
+        return recipe.name
+
+    def recipe(self, model: str) -> ModelRecipe:
+        """The recipe of a known model that is not external."""
+        return self._recipes()[model]
+
+    def known(self) -> dict[str, Known]:
+        """Facts of every model for the views: a few stat calls each."""
+        facts = {name: self._known(recipe) for name, recipe in self._recipes().items()}
+        for name in self.externals:
+            facts[name] = Known(installed=True, capabilities=("chat", "completion", "embedding"))
+        return facts
+
+    def _known(self, recipe: ModelRecipe) -> Known:
+        size: int | None = None
+        installed = False
+        for variant in recipe.variants:
+            weights = variant.plan_weights()
+            sizes = [weight.size_bytes for weight in weights]
+            if size is None and None not in sizes:
+                size = sum(count for count in sizes if count is not None)
+            if all(self.store.installed(weight) for weight in weights):
+                installed = True
+                break
+        return Known(
+            aliases=recipe.aliases,
+            installed=installed,
+            weight_bytes=size,
+            capabilities=recipe.capabilities,
+            context=recipe.context,
+        )
+
+    # -- planning; blocks
+
+    def machine(self) -> Machine:
+        """What is here now."""
+        return self._detect()
+
+    def facts(self, weights: tuple[Weight, ...]) -> Facts:
+        """Runtimes, and where these weights are."""
+        found = {w.source: path for w in weights if (path := self.store.installed(w))}
+        return Facts(
+            runtimes={name: runtime.facts() for name, runtime in self._runtimes.items()},
+            weights={source: str(path) for source, path in found.items()},
+            weight_bytes={source: _size(path) for source, path in found.items()},
+        )
+
+    def plan(self, model: str, wishes: Wishes) -> Planned:
+        """Candidates of a model as things are now. Raises FlexLabError for a wrong wish."""
+        recipe = self.recipe(model)
+        weights = tuple(w for variant in recipe.variants for w in variant.plan_weights())
+        facts = self.facts(weights)
+        found = candidates(
+            recipe,
+            self.machine(),
+            facts,
+            wishes,
+            backend_recipe=self._catalogue.backend,
+            where=self._catalogue.where(recipe),
+            default_runtime=self.settings.runtime,
+        )
+        missing = tuple(
+            weight
+            for candidate in found.items[:1]
+            for weight in candidate.weights
+            if weight.source not in facts.weights
+        )
+        return Planned(candidates=found, missing=missing)
+
+    def render(self, candidate: Candidate, grant: Grant) -> LaunchPlan:
+        """How it is launched, with the weights where they are now."""
+        return render(
+            candidate,
+            grant,
+            machine=self.machine(),
+            facts=self.facts(candidate.weights),
+            backend_recipe=self._catalogue.backend,
+        )
+
+    def remove_weights(self, model: str) -> tuple[list[str], int]:
+        """Delete what is installed of a model: (paths, bytes freed). Raises FlexLabError."""
+        removed: list[str] = []
+        freed = 0
+        for variant in self.recipe(model).variants:
+            for weight in variant.plan_weights():
+                if path := self.store.installed(weight):
+                    freed += self.store.remove(weight)
+                    removed.append(str(path))
+        return removed, freed
+
+    def backend(self, name: str) -> BackendRecipe:
+        """The backend recipe of this name. Raises RecipeError."""
+        return self._catalogue.backend(name)
+
+
+def installed_only(planned: Planned, store: Store) -> Candidates | Refusal:
+    """The candidates whose weights are here, or a 404: requests never download (rule 3)."""
+    items = planned.candidates.items
+    here = tuple(c for c in items if all(store.installed(weight) for weight in c.weights))
+    model = planned.candidates.model
+    if here:
+        return Candidates(model=model, items=here)
+    return Refusal(
+        code="model_not_installed",
+        message=f"{model} is not installed; requests never download",
+        hint=f"flexlab up {model}",
+        status=404,
+    )
+
+
+def _size(path: Path) -> int:
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return path.stat().st_size

@@ -1,0 +1,67 @@
+"""Tasks with names that never end unheard, and the threads that may block."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+log = logging.getLogger(__name__)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Tasks:
+    """Holds references, names each task, and logs an unexpected end instead of losing it."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+
+    def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run it in the background."""
+        task = asyncio.get_running_loop().create_task(self._guard(name, work), name=name)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def _guard(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except asyncio.CancelledError:
+            raise
+        except Exception:  # an edge: the guard of a daemon task
+            log.exception("the task %s ended with a defect of FlexLab", name)
+
+    async def close(self) -> None:
+        """Cancel all and wait for them."""
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+class Threads:
+    """A pool of its own per runtime (4 threads) and one worker for planning and disk.
+
+    A pool whose threads all hang makes that runtime unusable and nothing else.
+    """
+
+    def __init__(self) -> None:
+        self._pools: dict[str, ThreadPoolExecutor] = {}
+
+    async def call(
+        self, pool: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Run a blocking call in the named pool (`worker`, or a runtime's name)."""
+        if pool not in self._pools:
+            size = 1 if pool == "worker" else 4
+            self._pools[pool] = ThreadPoolExecutor(size, thread_name_prefix=f"flexlab-{pool}")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pools[pool], lambda: function(*args, **kwargs))
+
+    def close(self) -> None:
+        """Without waiting: a thread that hangs must not hold up the end of the daemon."""
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)

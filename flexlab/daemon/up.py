@@ -1,0 +1,73 @@
+"""`up`, told step by step: what was found, what was chosen and why, how far it is, how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from flexlab.planning.explain import explain_candidate, explain_machine
+from flexlab.scheduler.state import HeldLease
+from flexlab.spec.lab import Progress, UpStep
+from flexlab.spec.lease import Refused
+
+if TYPE_CHECKING:
+    from flexlab.daemon.lab import Lab
+
+TICK_S = 0.2
+
+
+async def up_steps(lab: Lab, name: str) -> AsyncIterator[UpStep]:
+    """Steps until `ready` or `refused`. Closing it before that withdraws the wish."""
+    scheduler = lab.scheduler
+    seen = lab.log.last_id
+    try:
+        asked = scheduler.acquire(name, wants_download=True)
+    except Refused as refused:
+        yield _refused(refused)
+        return
+    if isinstance(asked, HeldLease):
+        asked.release()
+        yield _ready(lab, name)
+        return
+    try:
+        if lab.machine is not None:
+            for line in explain_machine(lab.machine):
+                yield UpStep(kind="event", text=line)
+        told: Progress | None = None
+        explained = False
+        while not asked.done():
+            await asyncio.wait({asked}, timeout=TICK_S)
+            model = scheduler.models[name]
+            if not explained and model.candidates is not None and model.candidates.items:
+                explained = True
+                for line in explain_candidate(model.candidates.items[0]):
+                    yield UpStep(kind="event", text=line)
+            progress = model.preparing.progress if model.preparing else None
+            if progress is not None and progress != told:
+                told = progress
+                yield UpStep(kind="progress", text=progress.text, progress=progress)
+            for event in lab.log.after(seen):
+                seen = event.id
+                if event.model == name and event.kind != "refused":
+                    yield UpStep(kind="event", text=event.text)
+        try:
+            asked.result().release()
+        except Refused as refused:
+            yield _refused(refused)
+            return
+        yield _ready(lab, name)
+    finally:
+        if not asked.cancel() and not asked.cancelled() and asked.exception() is None:
+            asked.result().release()
+
+
+def _refused(refused: Refused) -> UpStep:
+    return UpStep(kind="refused", text=refused.refusal.message, refusal=refused.refusal)
+
+
+def _ready(lab: Lab, name: str) -> UpStep:
+    snapshot = lab.snapshot()
+    model = next(view for view in snapshot.models if view.name == name)
+    instance = next((view for view in snapshot.instances if view.model == name), None)
+    return UpStep(kind="ready", text=f"{name} is ready", model=model, instance=instance)

@@ -1,0 +1,327 @@
+"""The control API: what the command line and the screens ask of the daemon.
+
+Starlette on a unix socket, JSON by msgspec, streams as JSON lines. The folder of the socket is 0700
+and every peer's uid is checked, so there are no keys here. `flexlab/client.py` speaks this.
+
+    GET  /status    GET /snapshot    GET /events?after=&follow=    GET /logs?model=&tail=&follow=
+    POST /up        POST /down       POST /rm                      POST /shutdown
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, aclosing, nullcontext
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from flexlab import __version__
+from flexlab.core import paths
+from flexlab.core.errors import FlexLabError, UnknownModel, UsageError
+from flexlab.spec.lab import Event, Snapshot, UpStep
+from flexlab.spec.plan import Keep, Wishes
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+_HEADERS = {"x-flexlab-version": __version__}
+_UCRED = struct.Struct("3i")
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """`holds` counts instances and waiters: with none, a daemon may end unnoticed."""
+
+    flexlab_version: str
+    pid: int
+    address: str
+    started_at: float
+    installation: str
+    holds: int
+
+
+class UpRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A wish to have a model running; withdrawn when the connection closes."""
+
+    model: str
+    wishes: Wishes = Wishes()
+    keep: Keep | None = None
+    pin: bool | None = None
+
+
+class DownRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Models to stop: by name, or all."""
+
+    models: tuple[str, ...] = ()
+    all: bool = False
+    force: bool = False
+
+
+class StoppedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """One instance that was stopped; `confirmed` False: it does not go away."""
+
+    model: str
+    instance: str
+    seconds: float
+    confirmed: bool = True
+
+
+class Stopped(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `down`."""
+
+    stopped: tuple[StoppedModel, ...] = ()
+    not_running: tuple[str, ...] = ()
+
+
+class ShutdownRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """End of the daemon; instances go on unless `stop_models`."""
+
+    stop_models: bool = False
+    only_if_idle: bool = False
+    why: str = ""
+
+
+class RmRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Weights to delete."""
+
+    model: str
+
+
+class Removed(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `rm`."""
+
+    removed: tuple[str, ...] = ()
+    freed_bytes: int = 0
+
+
+class ControlLab(Protocol):
+    """What the daemon offers here. Raises FlexLabError."""
+
+    def status(self) -> Status: ...
+    def snapshot(self) -> Snapshot: ...
+    def up(self, request: UpRequest) -> AsyncIterator[UpStep]: ...
+    async def down(self, request: DownRequest) -> Stopped: ...
+    async def rm(self, model: str) -> Removed: ...
+    def shutdown(self, request: ShutdownRequest) -> bool: ...
+    async def logs(self, model: str, *, tail: int, follow: bool) -> AsyncIterator[bytes]: ...
+    def events(self, after: int, *, follow: bool) -> AsyncIterator[Event]: ...
+
+
+def application(lab: ControlLab) -> Starlette:
+    """The control API over this lab."""
+
+    async def status(request: Request) -> Response:
+        return _json(lab.status())
+
+    async def snapshot(request: Request) -> Response:
+        return _json(lab.snapshot())
+
+    async def up(request: Request) -> Response:
+        steps = lab.up(await _body(request, UpRequest))
+        return _Lines(_encoded(steps))
+
+    async def down(request: Request) -> Response:
+        return _json(await lab.down(await _body(request, DownRequest)))
+
+    async def rm(request: Request) -> Response:
+        return _json(await lab.rm((await _body(request, RmRequest)).model))
+
+    async def shutdown(request: Request) -> Response:
+        return _json({"stopping": lab.shutdown(await _body(request, ShutdownRequest))})
+
+    async def events(request: Request) -> Response:
+        after, follow = _number(request, "after", 0), _number(request, "follow", 0)
+        return _Lines(_encoded(lab.events(after, follow=bool(follow))))
+
+    async def logs(request: Request) -> Response:
+        tail, follow = _number(request, "tail", 200), _number(request, "follow", 0)
+        name = request.query_params.get("model", "")
+        lines = await lab.logs(name, tail=tail, follow=bool(follow))
+        return _Lines(lines, "text/plain; charset=utf-8")
+
+    routes: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
+        ("GET", "/status", status),
+        ("GET", "/snapshot", snapshot),
+        ("GET", "/events", events),
+        ("GET", "/logs", logs),
+        ("POST", "/up", up),
+        ("POST", "/down", down),
+        ("POST", "/rm", rm),
+        ("POST", "/shutdown", shutdown),
+    ]
+    return Starlette(
+        routes=[Route(path, call, methods=[method]) for method, path, call in routes],
+        exception_handlers={FlexLabError: _problem},
+    )
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json", headers=_HEADERS)
+
+
+async def _problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, FlexLabError)
+    body = {
+        "code": error.code,
+        "message": error.message,
+        "hint": error.hint,
+        "exit_code": error.exit_code,
+        "near": error.near if isinstance(error, UnknownModel) else (),
+    }
+    status = 404 if isinstance(error, UnknownModel) else 400
+    return Response(
+        msgspec.json.encode({"error": body}),
+        status,
+        media_type="application/json",
+        headers=_HEADERS,
+    )
+
+
+async def _body(request: Request, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(await request.body(), type=kind)
+    except msgspec.MsgspecError as error:
+        raise UsageError(
+            f"the daemon does not understand this request: {error}",
+            "are flexlab and its daemon of the same version? flexlab version",
+        ) from error
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not text.isdecimal():
+        raise UsageError(f"{name}={text} is not a number")
+    return int(text)
+
+
+async def _encoded(items: AsyncIterator[object]) -> AsyncIterator[bytes]:
+    async with aclosing(items) as closing:  # type: ignore[type-var]
+        async for item in closing:
+            yield msgspec.json.encode(item) + b"\n"
+
+
+class _Lines(Response):
+    """Streams what `lines` gives, and ends it at once when the client leaves.
+
+    That is what withdraws a wish. Starlette's StreamingResponse notices a client that left only
+    with the next line it sends, or cancels the generator in a scope where it cannot clean up.
+    """
+
+    def __init__(
+        self, lines: AsyncIterator[bytes], media_type: str = "application/x-ndjson"
+    ) -> None:
+        super().__init__(media_type=media_type, headers=_HEADERS)
+        del self.headers["content-length"]
+        self._lines = lines
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        left = asyncio.ensure_future(_left(receive))
+        try:
+            while (line := await _next_unless(self._lines, left)) is not None:
+                await send({"type": "http.response.body", "body": line, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            left.cancel()
+            await self._lines.aclose()  # type: ignore[attr-defined]
+
+
+async def _next_unless(lines: AsyncIterator[bytes], left: asyncio.Future[None]) -> bytes | None:
+    """The next line; None at the end, or when the client has left."""
+    upcoming = asyncio.ensure_future(_next(lines))
+    try:
+        await asyncio.wait({left, upcoming}, return_when=asyncio.FIRST_COMPLETED)
+        return upcoming.result() if upcoming.done() else None
+    finally:
+        if not upcoming.done():
+            upcoming.cancel()
+            await asyncio.wait({upcoming})
+
+
+async def _next(lines: AsyncIterator[bytes]) -> bytes | None:
+    return await anext(lines, None)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class _OwnUserOnly(HttpToolsProtocol):
+    """Drops connections of other users; root may, since root may read everything anyway."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        peer = transport.get_extra_info("socket")
+        if peer is not None and hasattr(socket, "SO_PEERCRED"):
+            raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+            if _UCRED.unpack(raw)[1] not in (os.getuid(), 0):
+                transport.abort()
+                return
+        super().connection_made(transport)
+
+
+class ControlServer:
+    """The control API on its socket, in the daemon's own loop."""
+
+    def __init__(self, lab: ControlLab, path: Path) -> None:
+        self._path = path
+        config = uvicorn.Config(
+            application(lab),
+            http=_OwnUserOnly,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=2,
+        )
+        self._server = _Quiet(config)
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen. Raises OSError."""
+        paths.private_dir(self._path.parent)
+        self._path.unlink(missing_ok=True)  # the lock is ours: whoever bound it is gone
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(self._path))
+        self._path.chmod(0o600)
+        listener.listen(128)
+        listener.setblocking(False)
+        loop = asyncio.get_running_loop()
+        self._serving = loop.create_task(self._server.serve([listener]), name="control API")
+        listening = loop.create_task(self._server.listening.wait())
+        await asyncio.wait({listening, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+        listening.cancel()
+
+    async def close(self) -> None:
+        """End; streams get two seconds."""
+        self._server.should_exit = True
+        if self._serving is not None:
+            await self._serving
+        self._path.unlink(missing_ok=True)
+
+
+class _Quiet(uvicorn.Server):
+    """A server that says when it listens, and leaves signals to the daemon."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
