@@ -101,9 +101,9 @@ def route_and_body(model: ModelView) -> tuple[str, dict[str, object]] | None:
     if not model.capabilities or "chat" in model.capabilities:
         messages = [{"role": "user", "content": PROBE_PROMPT}]
         return "/v1/chat/completions", {"model": model.name, "messages": messages}
-    if "completion" in model.capabilities or "completions" in model.capabilities:
+    if "completions" in model.capabilities:
         return "/v1/completions", {"model": model.name, "prompt": PROBE_PROMPT}
-    if "embeddings" in model.capabilities or "embedding" in model.capabilities:
+    if "embeddings" in model.capabilities:
         return "/v1/embeddings", {"model": model.name, "input": PROBE_PROMPT}
     return None
 

@@ -1,0 +1,39 @@
+"""`flexlab doctor`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flexlab.cli import output
+from flexlab.cli.common import JsonOption, verb_app
+from flexlab.core.errors import EXIT_FAILED
+
+app = verb_app()
+
+
+@app.command()
+def doctor(
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Do not ask whether the package index answers.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check this machine: ok, warn or fail, each finding with its mend. Exit 1 on a fail."""
+    # The checks read settings, recipes and hardware: nothing that other verbs should import.
+    from flexlab.cli.checks import examine
+
+    findings = examine(offline=offline)
+    failed = [finding for finding in findings if finding.level == "fail"]
+    if as_json:
+        output.answer_json({"ok": not failed, "findings": findings})
+    else:
+        for finding in findings:
+            output.answer(f"{finding.level:4}  {finding.subject}: {finding.text}")
+            if finding.mend:
+                output.answer(f"      -> {finding.mend}")
+        warned = sum(finding.level == "warn" for finding in findings)
+        output.answer(f"\n{len(findings)} checks, {warned} warnings, {len(failed)} failures")
+    if failed:
+        raise typer.Exit(EXIT_FAILED)

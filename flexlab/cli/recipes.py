@@ -1,0 +1,133 @@
+"""`flexlab recipes`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flexlab.cli import output
+from flexlab.cli.common import JsonOption, model_word, verb_app
+from flexlab.cli.table import Column
+from flexlab.core import paths
+from flexlab.core.errors import FlexLabError
+
+if TYPE_CHECKING:
+    from flexlab.recipes.schema import ModelRecipe
+
+COLUMNS = (
+    Column("MODEL", flexible=True),
+    Column("ALIASES", drop=3, flexible=True),
+    Column("CAN", drop=2),
+    Column("BACKENDS", drop=4),
+    Column("LICENSE", drop=5),
+    Column("DESCRIPTION", drop=6, flexible=True),
+)
+
+app = verb_app("List, show or check model recipes.")
+
+
+@app.callback(invoke_without_command=True)
+def recipes(ctx: typer.Context, as_json: JsonOption = False) -> None:
+    """List the models that have a recipe; `show` and `check` say more of one."""
+    if ctx.invoked_subcommand is not None:
+        return
+    # Recipes need pydantic and YAML: 150 ms that no other verb should pay at import.
+    from flexlab.recipes.catalogue import Catalogue
+
+    catalogue = Catalogue.load()
+    models = catalogue.models()
+    for problem in catalogue.problems:
+        output.say(f"warning: skipped: {problem}")
+    if as_json:
+        output.answer_json([_as_json(recipe, catalogue.where(recipe)) for recipe in models])
+    else:
+        output.answer_table(COLUMNS, [_row(recipe) for recipe in models])
+
+
+@app.command()
+def show(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Name, alias, source or path.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show a recipe as it is understood, and where it stands."""
+    from flexlab.recipes.catalogue import Catalogue
+
+    catalogue = Catalogue.load()
+    recipe = catalogue.resolve(model_word(model))
+    if as_json:
+        output.answer_json(_as_json(recipe, catalogue.where(recipe)))
+        return
+    output.answer(f"# {catalogue.where(recipe)}\n{as_yaml(recipe).rstrip()}")
+
+
+@app.command()
+def check(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Model or backend recipes.")
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Check recipe files; exit 2 with everything that is wrong in any of them."""
+    from flexlab.recipes.catalogue import check_file
+
+    problems: list[FlexLabError] = []
+    for file in files:
+        try:
+            check_file(file)
+        except FlexLabError as error:
+            problems.append(error)
+    if problems:
+        message = "\n".join(str(problem) for problem in problems)
+        error = FlexLabError(message, problems[0].hint, code=problems[0].code)
+        error.exit_code = problems[0].exit_code
+        raise error
+    if as_json:
+        output.answer_json({"ok": True, "files": [str(file) for file in files]})
+        return
+    for file in files:
+        output.answer(f"{file}: ok")
+
+
+def save_derived(word: str) -> None:
+    """Keeps the recipe that was derived from a source, as one of the user's own."""
+    from flexlab.recipes.catalogue import Catalogue
+
+    recipe = Catalogue.load().resolve(word)
+    folder = paths.user_recipes_dir() / "models"
+    file = folder / f"{recipe.name}.yaml"
+    if file.exists():
+        output.say(f"note: {file} is there already and was not changed")
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(as_yaml(recipe), encoding="utf-8")
+    except OSError as error:
+        raise FlexLabError(f"the recipe cannot be saved: {error}", "flexlab doctor") from error
+    output.say(f"saved {file}; from now on: flexlab up {recipe.name}")
+
+
+def as_yaml(recipe: ModelRecipe) -> str:
+    """The recipe as a file that `recipes check` accepts; what is left at its default is left out."""
+    import yaml
+
+    # JSON mode would write Paths and enums as text as well; YAML quotes what needs quotes.
+    said: dict[str, Any] = recipe.model_dump(mode="json", exclude_defaults=True)
+    return yaml.safe_dump(said, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _as_json(recipe: ModelRecipe, where: str) -> dict[str, object]:
+    return {**recipe.model_dump(mode="json"), "where": where}
+
+
+def _row(recipe: ModelRecipe) -> list[str]:
+    backends = dict.fromkeys(variant.backend for variant in recipe.variants)
+    return [
+        recipe.name,
+        ", ".join(recipe.aliases),
+        ", ".join(recipe.capabilities),
+        ", ".join(backends),
+        recipe.license,
+        recipe.description,
+    ]
