@@ -285,7 +285,7 @@ def connect(start: bool, say: Say = lambda _text: None) -> Client:
             "the daemon is not running", "flexlab up MODEL starts it", code="not_running"
         )
     if client is not None:
-        order = _compare(__version__, client.info.version)
+        order = compare_versions(__version__, client.info.version)
         if order < 0:
             say(f"note: the daemon is FlexLab {client.info.version}, this is {__version__}")
         if not (order > 0 and start):
@@ -299,14 +299,11 @@ def _replace(client: Client, say: Say) -> None:
     say(f"replacing the daemon of FlexLab {old.version} by {__version__}; models keep running")
     with contextlib.suppress(DaemonUnreachable):
         client.shutdown(stop_models=False, why=f"replaced by {__version__}")
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    while lock_is_held() and read_lock_file() == old:
-        if time.monotonic() > deadline:
-            raise DaemonUnreachable(
-                f"the daemon of FlexLab {old.version} (pid {old.pid}) does not end",
-                f"kill {old.pid}; models keep running and are taken over",
-            )
-        time.sleep(POLL_S)
+    if not wait_until_ended(old, STOP_TIMEOUT_S):
+        raise DaemonUnreachable(
+            f"the daemon of FlexLab {old.version} (pid {old.pid}) does not end",
+            f"kill {old.pid}; models keep running and are taken over",
+        )
 
 
 def _start(say: Say) -> Client:
@@ -324,6 +321,16 @@ def _start(say: Say) -> Client:
         f"the daemon did not start within {START_TIMEOUT_S:.0f} s",
         f"its log: {paths.logs_dir() / 'daemon.log'}",
     )
+
+
+def wait_until_ended(info: DaemonInfo, timeout_s: float) -> bool:
+    """Whether this daemon let go of its lock in time; one that took it over does not count."""
+    deadline = time.monotonic() + timeout_s
+    while lock_is_held() and read_lock_file() in (info, None):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
 
 
 def end_if_unused(client: Client, patience_s: float = 5.0) -> bool:
@@ -351,7 +358,7 @@ def _somebody_uses(snapshot: Snapshot) -> bool:
     return any(instance.state == "ready" for instance in snapshot.instances)
 
 
-def _compare(ours: str, theirs: str) -> int:
+def compare_versions(ours: str, theirs: str) -> int:
     """1 when `ours` is the newer release, -1 when older, 0 when alike or not comparable."""
     mine, other = _release(ours), _release(theirs)
     return (mine > other) - (mine < other) if mine and other else 0

@@ -15,8 +15,8 @@ import msgspec
 
 from flexlab.core import paths
 from flexlab.core.errors import DaemonUnreachable, FlexLabError
+from flexlab.core.text import clean_line
 
-LOG_MAX_BYTES = 16 * 1024**2
 LOG_TAIL_BYTES = 2000
 
 # Kept until this process ends: the daemon outlives us, and nobody waits for it.
@@ -103,11 +103,8 @@ def _spawn(ready_fd: int) -> subprocess.Popen[bytes]:
 
 
 def _open_log() -> IO[bytes]:
-    """The daemon's log, opened for appending; a big one is put aside first (one old one kept)."""
-    log = paths.private_dir(paths.logs_dir()) / "daemon.log"
-    if log.exists() and log.stat().st_size > LOG_MAX_BYTES:
-        log.replace(log.with_suffix(".log.1"))
-    return log.open("ab")
+    """For what the interpreter itself says; the daemon's logging rotates this file."""
+    return (paths.private_dir(paths.logs_dir()) / "daemon.log").open("ab")
 
 
 def _read_line(fd: int, deadline: float) -> bytes:
@@ -134,18 +131,19 @@ def _judge(line: bytes, process: subprocess.Popen[bytes]) -> bool:
                 f"the daemon (pid {process.pid}) is still starting", f"its log: {log}"
             ) from None
         raise DaemonUnreachable(
-            f"the daemon ended while it started: {_last_line(log)}", f"its log: {log}"
+            f"the daemon ended while it started: {_last_words(log)}", f"its log: {log}"
         ) from None
     if report.error is not None:
         raise DaemonSaid(report.error)
     return report.ready
 
 
-def _last_line(log: Path) -> str:
+def _last_words(log: Path) -> str:
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
             lines = file.read().decode(errors="replace").strip().splitlines()
     except OSError:
         return "no log"
-    return lines[-1] if lines else "its log is empty"
+    said = [line for line in lines if line.startswith("error: ")] or lines
+    return clean_line(said[-1].removeprefix("error: ")) if said else "its log is empty"

@@ -44,9 +44,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 def examine(*, offline: bool) -> list[Finding]:
     """All findings, the basic ones first."""
-    findings = [_python(), *_folders(), *_engine()]
-    settings, judged = _settings()
-    findings.append(judged)
+    settings, judged_settings = _settings()
+    findings = [_python(), *_folders(), *_engine(), *judged_settings]
     catalogue, judged_recipes = _recipes()
     findings += judged_recipes
     machine = detect()
@@ -95,15 +94,20 @@ def _engine() -> Iterator[Finding]:
         yield Finding(subject="engine", level=level, text=problem.message, mend=problem.hint)
 
 
-def _settings() -> tuple[Settings | None, Finding]:
+def _settings() -> tuple[Settings | None, list[Finding]]:
     try:
         loaded = load_settings()
     except FlexLabError as error:
         mend = error.hint or f"edit {paths.settings_file()}"
-        return None, Finding(subject="settings", level="fail", text=str(error), mend=mend)
+        return None, [Finding(subject="settings", level="fail", text=str(error), mend=mend)]
     changed = sum(source != "default" for source in loaded.sources.values())
     text = f"valid, {changed} differ from the defaults"
-    return loaded.settings, Finding(subject="settings", level="ok", text=text)
+    good = Finding(subject="settings", level="ok", text=text)
+    odd = [
+        Finding(subject="settings", level="warn", text=warning, mend="flexlab config show")
+        for warning in loaded.warnings
+    ]
+    return loaded.settings, [good, *odd]
 
 
 def _recipes() -> tuple[Catalogue | None, list[Finding]]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flexlab.cli import output
 from flexlab.cli.common import JsonOption, verb_app
 from flexlab.cli.table import Column
 from flexlab.core import paths
 from flexlab.core.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from flexlab.core.settings import Loaded
 
 COLUMNS = (
     Column("SETTING"),
@@ -40,19 +43,22 @@ def path(as_json: JsonOption = False) -> None:
 
 @app.command()
 def show(as_json: JsonOption = False) -> None:
-    """Show each setting, its value, and what decided it: default, file or variable."""
-    values, sources = _load()
+    """Show each setting, its value, and what decided it: default, file, variable or option."""
+    loaded = _load()
+    # Field names state the unit (`idle_timeout_s`); keys are what people write.
+    values: dict[str, Any] = loaded.settings.model_dump(mode="json")
+    decided = [(key, source) for key, _, source in loaded.rows()]
     if as_json:
         output.answer_json(
             {
-                name: {"value": value, "source": sources.get(name, "default")}
-                for name, value in values.items()
+                name: {"value": value, "source": source, "key": key}
+                for (name, value), (key, source) in zip(values.items(), decided, strict=True)
             }
         )
         return
     rows = [
-        [name, _readable(name, value), sources.get(name, "default")]
-        for name, value in values.items()
+        [key, _readable(name, value), source]
+        for (name, value), (key, source) in zip(values.items(), decided, strict=True)
     ]
     output.answer_table(COLUMNS, rows)
 
@@ -60,21 +66,21 @@ def show(as_json: JsonOption = False) -> None:
 @app.command()
 def check(as_json: JsonOption = False) -> None:
     """Check the settings file and the FLEXLAB_* variables; exit 2 with everything wrong."""
-    _, sources = _load()
-    changed = {name: source for name, source in sources.items() if source != "default"}
+    changed = {key: source for key, _, source in _load().rows() if source != "default"}
     if as_json:
         output.answer_json({"ok": True, "set": changed})
         return
-    output.answer(f"settings are valid; {len(changed)} differ from the defaults")
+    output.answer(f"settings are valid; {len(changed)} set by file or variable")
 
 
-def _load() -> tuple[dict[str, Any], dict[str, str]]:
-    """Values as JSON types, and what decided each."""
+def _load() -> Loaded:
     # pydantic costs 90 ms, which `config path` need not pay.
     from flexlab.core.settings import load_settings
 
     loaded = load_settings()
-    return loaded.settings.model_dump(mode="json"), dict(loaded.sources)
+    for warning in loaded.warnings:
+        output.say(f"warning: {warning}")
+    return loaded
 
 
 def _readable(name: str, value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
@@ -12,7 +11,6 @@ from flexlab.cli import output
 from flexlab.cli.common import JsonOption, model_word, need_words, verb_app
 from flexlab.core.units import show_seconds
 
-POLL_S = 0.05
 END_TIMEOUT_S = 60.0
 
 app = verb_app()
@@ -86,11 +84,8 @@ def _check_names(names: tuple[str, ...]) -> None:
 def _end(running: client.Client) -> bool:
     """Ends the daemon and waits until its lock is free, so that the next command starts anew."""
     running.shutdown(stop_models=False, why="flexlab down --daemon")
-    deadline = time.monotonic() + END_TIMEOUT_S
-    while client.lock_is_held() and client.read_lock_file() == running.info:
-        if time.monotonic() > deadline:
-            output.say(f"the daemon (pid {running.info.pid}) is still ending")
-            return False
-        time.sleep(POLL_S)
+    if not client.wait_until_ended(running.info, END_TIMEOUT_S):
+        output.say(f"the daemon (pid {running.info.pid}) is still ending")
+        return False
     output.say("the daemon has ended")
     return True

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from flexlab.cli import output
 from flexlab.cli.common import JsonOption, verb_app
 from flexlab.cli.table import Column
@@ -36,7 +38,7 @@ def ls(as_json: JsonOption = False) -> None:
     entries = store.entries()
     free_bytes = store.disk_free()
     if as_json:
-        listed = [_as_json(entry, models.get(entry.source, [])) for entry in entries]
+        listed = [_as_json(entry, models) for entry in entries]
         output.answer_json(
             {"models_dir": str(store.models_dir), "free_bytes": free_bytes, "weights": listed}
         )
@@ -45,7 +47,7 @@ def ls(as_json: JsonOption = False) -> None:
         output.answer_table(COLUMNS, [_row(entry, models) for entry in entries])
     else:
         output.say("no weights are installed; flexlab pull MODEL downloads some")
-    total_bytes = sum(entry.size_bytes for entry in entries)
+    total_bytes = sum(entry.size_bytes for entry in entries if not entry.in_place)
     output.answer(f"{show_bytes(total_bytes)} used, {show_bytes(free_bytes)} free")
 
 
@@ -58,3 +60,16 @@ def _models_by_source(catalogue: Catalogue) -> dict[str, list[str]]:
                 if recipe.name not in names:
                     names.append(recipe.name)
     return models
+
+
+def _row(entry: Entry, models: dict[str, list[str]]) -> list[str]:
+    names = ", ".join(models.get(entry.source or "", []))
+    size = show_bytes(entry.size_bytes)
+    if entry.total_bytes:
+        size += f" of {show_bytes(entry.total_bytes)}"
+    state = f"{entry.state}, yours" if entry.in_place else entry.state
+    return [names, size, state, entry.source or entry.path]
+
+
+def _as_json(entry: Entry, models: dict[str, list[str]]) -> dict[str, object]:
+    return {**msgspec.structs.asdict(entry), "models": models.get(entry.source or "", [])}

@@ -11,7 +11,7 @@ from flexlab.cli import output
 from flexlab.cli.common import JsonOption, model_word, verb_app
 from flexlab.cli.table import Column
 from flexlab.core import paths
-from flexlab.core.errors import FlexLabError
+from flexlab.core.errors import FlexLabError, RecipeError
 
 if TYPE_CHECKING:
     from flexlab.recipes.schema import ModelRecipe
@@ -80,9 +80,7 @@ def check(
             problems.append(error)
     if problems:
         message = "\n".join(str(problem) for problem in problems)
-        error = FlexLabError(message, problems[0].hint, code=problems[0].code)
-        error.exit_code = problems[0].exit_code
-        raise error
+        raise RecipeError(message, problems[0].hint)
     if as_json:
         output.answer_json({"ok": True, "files": [str(file) for file in files]})
         return
@@ -109,10 +107,9 @@ def save_derived(word: str) -> None:
 
 
 def as_yaml(recipe: ModelRecipe) -> str:
-    """The recipe as a file that `recipes check` accepts; what is left at its default is left out."""
+    """The recipe as a file that `recipes check` accepts, without what is at its default."""
     import yaml
 
-    # JSON mode would write Paths and enums as text as well; YAML quotes what needs quotes.
     said: dict[str, Any] = recipe.model_dump(mode="json", exclude_defaults=True)
     return yaml.safe_dump(said, sort_keys=False, allow_unicode=True, width=100)
 

@@ -132,9 +132,7 @@ def test_poor_terminals_raise_nothing(flexlab: Flexlab, env: dict[str, str]) -> 
 
 def test_a_reader_that_leaves_early_is_no_error(home: Path) -> None:
     script = f"{' '.join(command('--help'))} | head -n 1"
-    done = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, env=environment()
-    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environment())
     assert done.stdout.startswith("Usage:")
     assert done.stderr == ""
 
