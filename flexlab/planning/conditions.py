@@ -1,0 +1,163 @@
+"""What stands in the way of a variant here: each obstacle a Problem with its mend. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from flexlab import backends
+from flexlab.core.near import did_you_mean
+from flexlab.core.text import clean_line
+from flexlab.planning.question import Question
+from flexlab.recipes.schema import BackendRecipe, ModelRecipe, VariantBase
+from flexlab.spec.machine import CPU_DEVICE, Cpu, Machine, Problem
+from flexlab.spec.plan import Facts, RuntimeName, Wishes
+
+UNKNOWN_ARCH = "cpu"
+_ARCHS = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+
+WRONG_WISH = frozenset(
+    {
+        "unknown_variant",
+        "unknown_backend",
+        "unknown_gpu",
+        "wrong_setting",
+        "image_without_container",
+    }
+)
+"""Codes of wishes that name what does not exist: the asker's mistake, not this machine's lack."""
+
+
+def cpu_arch(machine: Machine) -> str:
+    """`x86_64`, `aarch64`, or `cpu` where the platform could not be read."""
+    return _ARCHS.get(machine.platform or "", UNKNOWN_ARCH)
+
+
+def wrong_wishes(
+    recipe: ModelRecipe, wishes: Wishes, backend_recipe: Callable[[str], BackendRecipe]
+) -> list[Problem]:
+    """Wishes that no variant of this model can meet, whatever the machine."""
+    found = [_variant(recipe, wishes), _backend(recipe, wishes, backend_recipe), _gpu(wishes)]
+    return [problem for problem in found if problem is not None]
+
+
+def wanted_backend(wishes: Wishes, backend_recipe: Callable[[str], BackendRecipe]) -> str | None:
+    """The backend asked for, by its own name (`llama.cpp` is `llamacpp`); None when none is."""
+    if wishes.backend is None:
+        return None
+    asked = wishes.backend.lower()
+    for name in backends.names():
+        if asked == name or asked in backend_recipe(name).aliases:
+            return name
+    return asked
+
+
+def obstacles(
+    question: Question, variant: VariantBase, backend: BackendRecipe
+) -> Iterator[Problem]:
+    """Why this variant cannot run here, all reasons."""
+    yield from _runtime(question.facts, question.runtime)
+    if CPU_DEVICE not in variant.devices:
+        yield Problem(
+            code="device_unsupported",
+            message=f"variant {variant.name} does not run on the CPU, "
+            "and this version runs models on the CPU only",
+            hint="flexlab recipes lists the models that run here",
+        )
+    if question.runtime == "process":
+        if question.wishes.image is not None:
+            yield Problem(
+                code="image_without_container",
+                message="an image was asked for, but the runtime process starts none",
+                hint="leave out --image",
+            )
+        yield from _cpu_flags(backend, question.machine.cpu, cpu_arch(question.machine))
+
+
+def _variant(recipe: ModelRecipe, wishes: Wishes) -> Problem | None:
+    names = [variant.name for variant in recipe.variants]
+    if wishes.variant is None or wishes.variant in names:
+        return None
+    asked = clean_line(wishes.variant)
+    return Problem(
+        code="unknown_variant",
+        message=f"{recipe.name} has no variant {asked!r}{did_you_mean(asked, names)}",
+        hint=f"variants of {recipe.name}: {', '.join(names)}",
+    )
+
+
+def _backend(
+    recipe: ModelRecipe, wishes: Wishes, backend_recipe: Callable[[str], BackendRecipe]
+) -> Problem | None:
+    wanted = wanted_backend(wishes, backend_recipe)
+    offered = list(dict.fromkeys(variant.backend for variant in recipe.variants))
+    if wanted is None or wanted in offered:
+        return None
+    known = backends.names()
+    asked = clean_line(wishes.backend or "")
+    if wanted in known:
+        message = f"{recipe.name} has no variant for the backend {wanted}"
+    else:
+        message = f"no backend named {asked!r}{did_you_mean(asked, known)}"
+    return Problem(
+        code="unknown_backend",
+        message=message,
+        hint=f"backends that {recipe.name} has a variant for: {', '.join(offered)}",
+    )
+
+
+def _gpu(wishes: Wishes) -> Problem | None:
+    if wishes.gpu is None or wishes.gpu.lower() == CPU_DEVICE:
+        return None
+    return Problem(
+        code="unknown_gpu",
+        message=f"GPU {clean_line(wishes.gpu)!r} was asked for, "
+        "but this version runs models on the CPU only",
+        hint="--gpu cpu, or leave it out",
+    )
+
+
+def _runtime(facts: Facts, runtime: RuntimeName) -> Iterator[Problem]:
+    known = facts.runtimes.get(runtime)
+    if known is None:
+        others = ", ".join(name for name, other in facts.runtimes.items() if other.available)
+        yield Problem(
+            code="runtime_unavailable",
+            message=f"this version cannot start models in the runtime {runtime}",
+            hint=f"--runtime takes: {others}" if others else "flexlab doctor says what is missing",
+        )
+    elif not known.available:
+        yield from known.problems or (
+            Problem(
+                code="runtime_unavailable",
+                message=f"the runtime {runtime} cannot be used here",
+                hint="flexlab doctor says what is missing",
+            ),
+        )
+
+
+def _cpu_flags(backend: BackendRecipe, cpu: Cpu, arch: str) -> Iterator[Problem]:
+    embedded = backend.embedded
+    if embedded is None:
+        yield Problem(
+            code="not_embedded",
+            message=f"{backend.name} has no engine that runs as a process",
+            hint="leave out --runtime",
+        )
+        return
+    required = {str(name): flags for name, flags in embedded.cpu_flags.items()}
+    if arch != UNKNOWN_ARCH and arch not in required:
+        yield Problem(
+            code="platform_unsupported",
+            message=f"the embedded {backend.name} engine is not built for {arch}",
+            hint=f"it is built for: {', '.join(required)}",
+        )
+    # No flags at all: /proc/cpuinfo could not be read, and unknown is not missing.
+    missing = [flag for flag in required.get(arch, ()) if cpu.flags and flag not in cpu.flags]
+    if missing:
+        yield Problem(
+            code="cpu_flags_missing",
+            message=f"this CPU ({cpu.name or 'model unknown'}) lacks {', '.join(missing)}, which "
+            f"the embedded {backend.name} engine is compiled for",
+            hint="run it on a newer CPU; a virtual machine may hide flags that its host has "
+            "(choose the CPU type host)",
+        )

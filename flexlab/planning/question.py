@@ -1,0 +1,26 @@
+"""What planning is asked: a model, a machine, what is known of the software, and wishes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from flexlab.planning.fit import ModelShape
+from flexlab.recipes.schema import BackendRecipe, ModelRecipe
+from flexlab.spec.machine import Machine
+from flexlab.spec.plan import Facts, RuntimeName, Wishes
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the answer depends on."""
+
+    recipe: ModelRecipe
+    machine: Machine
+    facts: Facts
+    wishes: Wishes
+    backend_recipe: Callable[[str], BackendRecipe]
+    where: str
+    runtime: RuntimeName
+    runtime_source: str
+    shapes: Mapping[str, ModelShape]

@@ -1,0 +1,91 @@
+"""Why each thing was chosen, and where the rule or the wish stands. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from flexlab.backends.base import BackendSettings
+from flexlab.core.units import show_bytes
+from flexlab.planning.fit import Estimate
+from flexlab.planning.question import Question
+from flexlab.recipes.schema import LlamaCppVariant
+from flexlab.spec.plan import Candidate, Reason
+
+
+def choice_reasons(question: Question, variant: LlamaCppVariant) -> Iterable[Reason]:
+    wishes, variants = question.wishes, question.recipe.variants
+    if wishes.variant is not None:
+        because, source = "asked for", "option --variant"
+    elif len(variants) == 1:
+        because, source = f"the only one of {question.recipe.name}", question.where
+    else:
+        because, source = "the recipe's order of preference", question.where
+    yield Reason(choice=f"variant {variant.name}", because=because, source=source)
+    if wishes.backend is not None:
+        yield Reason(
+            choice=f"backend {variant.backend}", because="asked for", source="option --backend"
+        )
+    else:
+        yield Reason(
+            choice=f"backend {variant.backend}", because=variant.reason, source=question.where
+        )
+    asked = question.runtime_source != "default"
+    yield Reason(
+        choice=f"runtime {question.runtime}",
+        because="asked for" if asked else "the engine that comes with FlexLab needs no container",
+        source=question.runtime_source,
+    )
+    yield _device_reason(question)
+
+
+def _device_reason(question: Question) -> Reason:
+    machine = question.machine
+    choice = f"CPU: {machine.cpu.name or 'model unknown'}"
+    if question.wishes.gpu is not None:
+        return Reason(choice=choice, because="asked for", source="option --gpu")
+    unused = next((found for found in machine.findings if found.code == "gpu_unused"), None)
+    because = unused.message if unused else "no GPU was found"
+    return Reason(choice=choice, because=because, source="machine")
+
+
+def setting_reasons(question: Question, settings: BackendSettings) -> Iterable[Reason]:
+    for name in question.wishes.settings:
+        yield Reason(
+            choice=f"{name} {getattr(settings, name)}", because="asked for", source="option --set"
+        )
+    if "context_size" not in question.wishes.settings:
+        slots = getattr(settings, "parallel", 1)
+        yield Reason(
+            choice=f"context {getattr(settings, 'context_size', '?')} tokens a request"
+            + (f", {slots} requests at a time" if slots > 1 else ""),
+            because="the variant's settings",
+            source=question.where,
+        )
+
+
+def memory_reason(need: Estimate, candidate: Candidate, measured: int | None) -> Reason:
+    claimed = candidate.needs[0]
+    choice = f"memory {show_bytes(claimed.total_bytes)} of {claimed.pool}"
+    if measured is not None:
+        return Reason(
+            choice=choice,
+            because=f"the most that its last runs took; the estimate was "
+            f"{show_bytes(need.total_bytes)}",
+            source="measurement",
+        )
+    because = sum_of(need.terms)
+    if need.guessed:
+        names = " and ".join(_words(term) for term in need.guessed)
+        because += f"; {names} by a rule of thumb until the weights are here"
+    if need.unknown:
+        names = " and ".join(_words(term) for term in need.unknown)
+        because += f"; {names} unknown until the weights are here"
+    return Reason(choice=choice, because=because, source="estimate")
+
+
+def sum_of(terms: Mapping[str, int]) -> str:
+    return " + ".join(f"{_words(term)} {show_bytes(size)}" for term, size in terms.items() if size)
+
+
+def _words(term: str) -> str:
+    return term.replace("kv_", "KV ").replace("_", " ")
