@@ -49,6 +49,7 @@ def parse_url(name: str, url: str, *, on_disconnect: OnDisconnect = "cancel") ->
     if port == 0:
         raise wrong("has port 0")
     if "@" in parts.netloc:
+        url = url.replace(parts.netloc.rpartition("@")[0], "***")
         raise wrong("holds a user name or password, which would end up in logs")
     if parts.query or parts.fragment:
         raise wrong("has a query; give the server's root")

@@ -75,10 +75,10 @@ class ProcessWatcher:
     def close(self) -> None:
         """End the thread; watches that are still open are never called back."""
         with self._lock:
-            self._closed = True
             thread = self._thread
-            if thread is not None:
+            if thread is not None and not self._closed:
                 os.eventfd_write(self._wake_fd, 1)
+            self._closed = True
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
