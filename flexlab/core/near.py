@@ -19,5 +19,5 @@ def near(word: str, known: Iterable[str], limit: int = 3) -> tuple[str, ...]:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'port'?`, or nothing: to be put at the end of a sentence."""
-    names = near(word, known, 2)
-    return f"; did you mean {' or '.join(map(repr, names))}?" if names else ""
+    names = near(word, known, 1)
+    return f"; did you mean {names[0]!r}?" if names else ""

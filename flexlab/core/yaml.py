@@ -121,6 +121,11 @@ def load(source: Path | str, error: type[FlexLabError], *, name: str | None = No
     return document
 
 
+def dump(data: Any) -> str:
+    """Text that `load` reads as the same data, and a reader of YAML 1.1 too."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
 def report(name: str, flaws: Iterable[Flaw]) -> str:
     """One line per flaw, `file:line:column: what`, in the order of the file."""
     ordered = sorted(set(flaws))
@@ -173,8 +178,13 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes what either version of YAML would take for something else than text."""
+
+
 for _tag, _pattern, _first in _PLAIN:
     _Loader.add_implicit_resolver(_CORE + _tag, _pattern, _first)
+    _Dumper.add_implicit_resolver(_CORE + _tag, _pattern, _first)
 
 
 class _TooMuch(Exception):

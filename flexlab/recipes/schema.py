@@ -119,6 +119,10 @@ class VariantBase(Evidenced):
     devices: tuple[DeviceClass, ...] = Field(min_length=1)
     """What it can run on, the better first."""
 
+    def plan_weights(self) -> tuple[Weight, ...]:
+        """As the plan and the store know them."""
+        return tuple(weight.weight() for weight in self.weights)
+
 
 class LlamaCppVariant(VariantBase):
     """A GGUF file in llama.cpp."""

@@ -1,0 +1,186 @@
+"""All recipes: those that FlexLab ships and the user's, which come first, by name and alias.
+
+A wrong file takes none of the others down; it is an error only for who asks for that recipe.
+Files are read when they are needed: one model by its name costs one file.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Self
+
+from flexlab.core import paths
+from flexlab.core.errors import RecipeError, UnknownModel, UsageError
+from flexlab.core.near import did_you_mean, near
+from flexlab.core.text import clean_line
+from flexlab.core.yaml import KeyPath, dump, load
+from flexlab.recipes.derive import derive, means_source, source_of
+from flexlab.recipes.schema import BackendRecipe, ModelRecipe
+from flexlab.recipes.shelf import R, RecipeFile, Shelf, Skipped, read
+
+MODELS, BACKENDS = "models", "backends"
+_BACKEND_KEYS = {"ready", "times", "routes"}
+
+
+class Catalogue:
+    """What `load` found; a picture of that moment, which does not follow later changes."""
+
+    def __init__(self, shipped: Path, user: Path) -> None:
+        self._models = Shelf(ModelRecipe, MODELS, shipped, user)
+        self._backends = Shelf(BackendRecipe, BACKENDS, shipped, user)
+        self._model_aliases: _Aliases | None = None
+        self._backend_aliases: _Aliases | None = None
+
+    @classmethod
+    def load(cls, shipped: Path | None = None, user: Path | None = None) -> Self:
+        """Look into both folders (by default FlexLab's own and the user's); reads no file yet."""
+        return cls(shipped or paths.shipped_dir("recipes"), user or paths.user_recipes_dir())
+
+    def models(self) -> list[ModelRecipe]:
+        """Every usable recipe by name, with the aliases that really lead to it."""
+        aliases = self._aliases_of_models()
+        return [
+            recipe.model_copy(update={"aliases": aliases.leading_to(recipe.name)})
+            for recipe in self._models.all()
+        ]
+
+    def backends(self) -> list[BackendRecipe]:
+        """Every usable backend recipe by name."""
+        return list(self._backends.all())
+
+    def resolve(self, name: str) -> ModelRecipe:
+        """The recipe of a name, an alias, or a source (then one is derived).
+
+        Raises UnknownModel with near names, RecipeError when the recipe is wrong, UsageError when
+        a source is.
+        """
+        if name in self._models.files:
+            return self._models.get(name)
+        aliases = self._aliases_of_models()
+        if name in aliases.owner:
+            return self._models.get(aliases.owner[name])
+        known = [*self._models.files, *aliases.owner]
+        if means_source(name):
+            return derive(source_of(name), known)
+        hint = "flexlab recipes names the recipe files that are wrong" if self.problems else None
+        raise UnknownModel(clean_line(name), near(name, known), hint)
+
+    def backend(self, name: str) -> BackendRecipe:
+        """The recipe of an engine. Raises UsageError, or RecipeError when the recipe is wrong."""
+        if name in self._backends.files:
+            return self._backends.get(name)
+        if self._backend_aliases is None:
+            self._backend_aliases = _Aliases(self._backends)
+        owner = self._backend_aliases.owner
+        if name in owner:
+            return self._backends.get(owner[name])
+        known = list(self._backends.files)
+        raise UsageError(
+            f"no backend named {clean_line(name)!r}{did_you_mean(name, [*known, *owner])}",
+            f"backends: {', '.join(sorted(known))}",
+            code="unknown_backend",
+        )
+
+    def where(self, recipe: ModelRecipe | BackendRecipe, *path: str | int) -> str:
+        """`file:line` of a recipe or of one of its keys, or `derived from SOURCE`."""
+        key: KeyPath = path or ("name",)
+        shelf = self._models if isinstance(recipe, ModelRecipe) else self._backends
+        if recipe.name in shelf.files:
+            return shelf.where(recipe.name, key)
+        if isinstance(recipe, ModelRecipe):
+            return f"derived from {recipe.variants[0].weights[0].source}"
+        return recipe.name
+
+    def origin(self, recipe: ModelRecipe) -> str:
+        """For lists: `shipped`, `user`, `user, instead of the shipped one`, `derived`."""
+        file = self._models.files.get(recipe.name)
+        if file is None:
+            return "derived"
+        if recipe.name in self._models.overridden:
+            return "user, instead of the shipped one"
+        return file.origin
+
+    @property
+    def problems(self) -> list[Skipped]:
+        """Files, and aliases, that are left out because they are wrong. Reads every file."""
+        return [
+            *self._models.problems(),
+            *self._backends.problems(),
+            *self._aliases_of_models().clashes,
+        ]
+
+    def _aliases_of_models(self) -> _Aliases:
+        if self._model_aliases is None:
+            self._model_aliases = _Aliases(self._models)
+        return self._model_aliases
+
+
+class _Aliases:
+    """Which alias leads where. A name beats an alias; a user's alias beats a shipped one."""
+
+    def __init__(self, shelf: Shelf[R]) -> None:
+        self.owner: dict[str, str] = {}
+        self.clashes: list[Skipped] = []
+        for recipe in sorted(shelf.all(), key=lambda one: shelf.files[one.name].origin != "user"):
+            for at, alias in enumerate(recipe.aliases):
+                file = shelf.files[recipe.name]
+                other = alias if alias in shelf.files else self.owner.get(alias)
+                if other is None:
+                    self.owner[alias] = recipe.name
+                elif other == alias or shelf.files[other].origin == file.origin:
+                    what = "is the name" if other == alias else "is also an alias"
+                    where = shelf.where(recipe.name, ("aliases", at))
+                    text = f"{where}: alias {alias!r} {what} of {shelf.where(other, ('name',))}"
+                    self.clashes.append(Skipped(file.path, text))
+
+    def leading_to(self, name: str) -> tuple[str, ...]:
+        return tuple(alias for alias, owner in self.owner.items() if owner == name)
+
+
+def check_file(file: Path) -> ModelRecipe | BackendRecipe:
+    """Read one recipe file, wherever it lies. Raises RecipeError with all that is wrong.
+
+    Its kind is told by the folder (`models`, `backends`), else by what it holds.
+    """
+    resolved = file.resolve()
+    shipped = paths.shipped_dir("recipes").resolve()
+    found = RecipeFile(file, "shipped" if shipped in resolved.parents else "user")
+    kind = resolved.parent.name
+    if kind not in (MODELS, BACKENDS):
+        data = load(file, RecipeError).data
+        kind = BACKENDS if isinstance(data, dict) and _BACKEND_KEYS & set(data) else MODELS
+    if kind == BACKENDS:
+        return read(BackendRecipe, found)[0]
+    return read(ModelRecipe, found)[0]
+
+
+def as_yaml(recipe: ModelRecipe) -> str:
+    """The recipe as a file; what is left at its default is left out."""
+    return dump(recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True))
+
+
+def save(recipe: ModelRecipe) -> Path:
+    """Keep a (derived) recipe as one of the user's own; never writes over a file.
+
+    Raises RecipeError when there is one already, or when it cannot be written.
+    """
+    file = paths.user_recipes_dir() / MODELS / f"{recipe.name}.yaml"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("x", encoding="utf-8") as new:
+            try:
+                new.write(as_yaml(recipe))
+                new.flush()
+            except OSError:
+                os.unlink(file)
+                raise
+    except FileExistsError:
+        raise RecipeError(
+            f"{file} is there already and was not changed", f"edit it, or remove it: rm {file}"
+        ) from None
+    except OSError as failure:
+        raise RecipeError(
+            f"{file} cannot be written: {failure.strerror}", "flexlab doctor"
+        ) from failure
+    return file
