@@ -35,6 +35,7 @@ _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 _REPO_PART = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
 _REVISION = re.compile(r"(?!.*(?:\.\.|//))[A-Za-z0-9_](?:[A-Za-z0-9._/-]*[A-Za-z0-9_.-])?")
 _SHARD = re.compile(r"-0*1-of-\d+$", re.IGNORECASE)
+_SHARD_FILE = re.compile(r"(.*)-\d{5}(-of-\d{5}\.(?:gguf|safetensors))")
 _GLOB = frozenset("*?[")
 
 
@@ -156,6 +157,26 @@ def weight_format(name: str) -> WeightFormat:
     return "gguf" if suffix == ".gguf" else "safetensors" if suffix == ".safetensors" else "other"
 
 
+def inner_path_problem(path: str) -> str | None:
+    """Why a path inside an archive or repository may not be used; None when it may."""
+    if not path:
+        return "the path of the file is missing"
+    if "\\" in path or not path.isprintable():
+        return "the path holds a backslash or a control character"
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        return "the path holds an empty part, `.` or `..`"
+    return None
+
+
+def shard_pattern(path: str) -> str | None:
+    """A pattern for all files of the split model that this file is a part of; None if it is whole.
+
+    Its name must be like `x-00001-of-00003.gguf`; the pattern is for `fnmatch`.
+    """
+    match = _SHARD_FILE.fullmatch(path)
+    return f"{_escape(match[1])}-[0-9][0-9][0-9][0-9][0-9]{match[2]}" if match else None
+
+
 def model_name(path: str, otherwise: str = "model") -> str:
     """A model's name made of a file's stem: lower case, without the number of a first shard."""
     stem = posixpath.basename(path.rstrip("/"))
@@ -199,13 +220,13 @@ def _parse_file(text: str, rest: str) -> FileSource:
 
 def _inner_path(text: str, path: str) -> str:
     """A path inside an archive or repository that cannot lead out of it."""
-    if not path:
-        raise _wrong(text, "the path of the file is missing")
-    if "\\" in path or not path.isprintable():
-        raise _wrong(text, "the path holds a backslash or a control character")
-    if any(part in ("", ".", "..") for part in path.split("/")):
-        raise _wrong(text, "the path holds an empty part, `.` or `..`")
+    if why := inner_path_problem(path):
+        raise _wrong(text, why)
     return path
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"([*?[])", r"[\1]", text)
 
 
 def _wrong(text: str, why: str) -> UsageError:
