@@ -224,9 +224,10 @@ class Scheduler(Passes):
         """Planned and installed."""
         model = self.models[name]
         now = self._clock()
-        model.preparing, model.candidates = None, candidates
-        for waiter in model.waiters:  # a long download is not time spent in the queue
-            waiter.deadline = max(waiter.deadline, now + self.policy.queue_timeout_s)
+        was, model.preparing, model.candidates = model.preparing, None, candidates
+        if was is not None and was.download:
+            for waiter in model.waiters:  # fetching is not time spent in the queue
+                waiter.deadline += now - max(was.since, waiter.since)
         self._pass()
 
     def prepare_failed(self, name: str, refusal: Refusal) -> None:

@@ -1,0 +1,253 @@
+"""Who yields to whom when not all fit."""
+
+from __future__ import annotations
+
+from tests.scheduler.world import World, play
+
+
+def test_an_idle_model_makes_room_and_is_confirmed_gone_first() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8)
+        world.add("a", 6)
+        world.add("b", 6)
+        world.ask("a").done()
+        await world.run(40)
+        world.stop_s["a"] = 4
+        asked = world.ask("b")
+        await world.run(3)
+        assert world.running() == {"a"}, "b may not start before a is gone"
+        await world.run(5)
+        assert asked.lease is not None
+        assert world.scheduler.models["a"].preempted == 1
+
+    play(story())
+
+
+def test_two_that_fit_run_side_by_side() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8)
+        world.add("a", 4)
+        world.add("b", 4)
+        world.ask("a"), world.ask("b")
+        await world.run(5)
+        assert world.running() == {"a", "b"}
+
+    play(story())
+
+
+def test_a_pinned_model_is_never_a_victim() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8)
+        world.add("a", 6, pinned=True)
+        world.add("b", 6)
+        world.ask("a").done()
+        await world.run(100)
+        asked = world.ask("b")
+        await world.run(1)
+        assert asked.refused is not None
+        assert asked.refused.code == "pinned_in_the_way"
+        assert "a" in asked.refused.message
+        assert world.running() == {"a"}
+
+    play(story())
+
+
+def test_what_is_larger_than_the_pool_is_refused_at_once_and_evicts_nobody() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8)
+        world.add("a", 6)
+        world.add("big", 31)
+        world.ask("a").done()
+        await world.run(40)
+        asked = world.ask("big")
+        await world.run(1)
+        assert asked.refused is not None
+        assert "31.0G" in asked.refused.message
+        assert world.running() == {"a"}
+
+    play(story())
+
+
+def test_an_equal_that_is_busy_keeps_its_turn_and_then_drains() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8, min_residency_s=30, drain_limit_s=600)
+        world.add("a", 6)
+        world.add("b", 6)
+        streaming = world.ask("a")
+        await world.run(5)
+        asked = world.ask("b")
+        await world.run(20)
+        assert world.scheduler.instances_of("a")[0].state == "ready"
+        await world.run(20)
+        assert world.scheduler.instances_of("a")[0].state == "draining"
+        assert streaming.cut is None
+        streaming.done()
+        await world.run(5)
+        assert asked.lease is not None
+
+    play(story())
+
+
+def test_higher_priority_drains_a_busy_one_and_cuts_it_after_the_limit() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8, drain_timeout_s=30)
+        world.add("low", 6, priority=50)
+        world.add("high", 6, priority=200)
+        streaming = world.ask("low")
+        await world.run(5)
+        asked = world.ask("high")
+        await world.run(29)
+        assert streaming.cut is None
+        await world.run(6)
+        assert streaming.cut is not None
+        assert "high" in streaming.cut.message
+        assert asked.lease is not None
+
+    play(story())
+
+
+def test_a_drain_is_taken_back_when_the_waiter_hangs_up() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8)
+        world.add("low", 6, priority=50)
+        world.add("high", 6, priority=200)
+        streaming = world.ask("low")
+        await world.run(5)
+        asked = world.ask("high")
+        await world.run(5)
+        assert world.scheduler.instances_of("low")[0].state == "draining"
+        asked.hang_up()
+        await world.run(1)
+        assert world.scheduler.instances_of("low")[0].state == "ready"
+        await world.run(100)
+        assert streaming.cut is None
+        assert not world.ask("low").waits
+
+    play(story())
+
+
+def test_an_endless_stream_of_equal_priority_cannot_starve_the_other() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8, min_residency_s=30)
+        world.add("a", 6)
+        world.add("b", 6)
+        world.ask("a").done()
+        await world.run(5)
+        other = world.ask("b")
+        for _ in range(200):
+            busy = [world.ask("a"), world.ask("a")]
+            await world.run(1)
+            for each in busy:
+                each.hang_up()
+            if other.lease:
+                break
+        assert other.lease is not None
+
+    play(story())
+
+
+def test_lower_priority_never_stops_what_is_busy() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8, queue_timeout_s=100)
+        world.add("low", 6, priority=50)
+        world.add("high", 6, priority=200)
+        streaming = world.ask("high")
+        await world.run(5)
+        asked = world.ask("low")
+        await world.run(101)
+        assert streaming.cut is None
+        assert asked.refused is not None
+        assert asked.refused.status == 504
+
+    play(story())
+
+
+def test_a_warm_model_comes_back_after_it_was_preempted() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8, idle_timeout_s=60)
+        world.add("warm", 6, keep="warm")
+        world.add("cold", 6)
+        world.ask("warm").done()
+        await world.run(40)
+        asked = world.ask("cold")
+        await world.run(10)
+        assert world.running() == {"cold"}
+        asked.done()
+        await world.run(100)
+        assert world.running() == {"warm"}
+
+    play(story())
+
+
+def test_two_warm_models_that_do_not_fit_together_then_silence() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8)
+        world.add("one", 6, keep="warm")
+        world.add("two", 6, keep="warm")
+        world.scheduler.tick()
+        await world.run(10_000)
+        assert len(world.running()) == 1
+        assert world.pending == 0, "nothing is due any more"
+        assert sum(deed.startswith("start") for deed in world.deeds) == 1
+
+    play(story())
+
+
+def test_down_of_a_warm_model_is_final_until_it_is_wanted_again() -> None:
+    async def story() -> None:
+        world = World()
+        world.add("warm", 1, keep="warm")
+        world.ask("warm").done()
+        await world.run(10)
+        world.scheduler.down("warm")
+        await world.run(1000)
+        assert world.running() == set()
+        asked = world.ask("warm")
+        await world.run(10)
+        assert asked.lease is not None
+
+    play(story())
+
+
+def test_memory_that_only_strangers_hold_is_said_with_numbers() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8)
+        world.add("a", 6)
+        world.scheduler.sample("ram", 5 * 1024**3, {})
+        asked = world.ask("a")
+        await world.run(1)
+        assert asked.refused is not None
+        assert "6.0G" in asked.refused.message
+        assert "3.0G is free" in asked.refused.message
+
+    play(story())
+
+
+def test_foreign_memory_is_not_read_while_something_of_ours_loads() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8)
+        world.add("a", 2, load_s=10)
+        world.ask("a")
+        await world.run(5)
+        world.scheduler.sample("ram", 6 * 1024**3, {})
+        assert not world.scheduler.pools["ram"].foreign_bytes
+        await world.run(10)
+        instance = world.scheduler.instances_of("a")[0]
+        world.scheduler.sample("ram", 6 * 1024**3, {instance.id: 2 * 1024**3})
+        assert world.scheduler.pools["ram"].foreign_bytes == 4 * 1024**3
+
+    play(story())
+
+
+def test_more_measured_than_claimed_counts() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8)
+        world.add("a", 2)
+        world.add("b", 6)
+        world.ask("a").done()
+        await world.run(100)
+        instance = world.scheduler.instances_of("a")[0]
+        world.scheduler.sample("ram", 3 * 1024**3, {instance.id: 3 * 1024**3})
+        assert world.scheduler.held("ram") == 3 * 1024**3
+
+    play(story())
