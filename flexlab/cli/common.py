@@ -2,21 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
+import typer.core
 
 from flexlab.core.errors import UsageError
 from flexlab.spec.source import file_source
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Answer as JSON, in a stable shape.")]
+
+
+class _QuickHelp:
+    """Gives --help a default, without which Typer asks pydantic to judge it (90 ms a command).
+
+    Contexts and options are Any: their classes live in Typer's private copy of click.
+    """
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)  # type: ignore[misc]
+        if option is not None and option.default is None:
+            option.default = False
+        return option
+
+
+class VerbCommand(_QuickHelp, typer.core.TyperCommand):
+    """One verb."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Arguments without Python's names for their types (`<list[str]>`)."""
+        records: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
+        for param in self.get_params(ctx):
+            if (record := param.get_help_record(ctx)) is not None:
+                records[param.param_type_name].append(record)
+        arguments = [(name.split(" <")[0], text) for name, text in records["argument"]]
+        for title, lines in (("Arguments", arguments), ("Options", records["option"])):
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)
+
+
+class VerbGroup(_QuickHelp, typer.core.TyperGroup):
+    """A verb with verbs of its own."""
+
+
+class _VerbApp(typer.Typer):
+    def command(self, *args: Any, **options: Any) -> Callable[[F], F]:
+        options.setdefault("cls", VerbCommand)
+        return super().command(*args, **options)
 
 
 def verb_app(help_text: str | None = None) -> typer.Typer:
     """A Typer application with the settings that keep start-up quick and errors ours."""
-    return typer.Typer(
+    return _VerbApp(
         help=help_text,
+        cls=VerbGroup,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         add_completion=False,

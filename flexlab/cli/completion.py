@@ -9,17 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from flexlab.cli import output
 from flexlab.cli.common import verb_app
 from flexlab.core import paths
-from flexlab.core.errors import UsageError
-from flexlab.core.near import near
 
 MODEL_VERBS = ("up", "run", "down", "logs", "pull", "rm")
 SUBCOMMANDS = {
@@ -31,38 +25,33 @@ _NAME = re.compile(r"^name:\s*['\"]?([A-Za-z0-9._-]+)")
 _INLINE_ALIASES = re.compile(r"^aliases:\s*\[([^\]]*)\]")
 _ALIAS_ITEM = re.compile(r"^\s*-\s+['\"]?([A-Za-z0-9._-]+)['\"]?\s*(?:#.*)?$")
 
-app = verb_app()
-
-
-class Shell(StrEnum):
-    """A shell that there is a script for."""
-
-    bash = "bash"
-    zsh = "zsh"
-    fish = "fish"
+# One command per shell and no argument: Typer would ask pydantic to judge that (90 ms a Tab).
+app = verb_app("Print a completion script; it knows the models' names.")
 
 
 @app.command()
-def completion(
-    shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")] = "",
-) -> None:
-    """Print a completion script for bash, zsh or fish; it knows the models' names.
+def bash() -> None:
+    """For ~/.local/share/bash-completion/completions/flexlab."""
+    output.answer(_bash())
 
-    bash: flexlab completion bash > ~/.local/share/bash-completion/completions/flexlab;
-    zsh: flexlab completion zsh > a folder of $fpath, as _flexlab;
-    fish: flexlab completion fish > ~/.config/fish/completions/flexlab.fish
-    """
-    if shell == "models":  # what the scripts ask for at each Tab
-        for name in sorted(set(model_names())):
-            output.answer(name)
-        return
-    if shell not in Shell.__members__:
-        likely = near(shell, Shell.__members__, limit=1) or ("bash",)
-        raise UsageError(
-            f"no completion for {shell!r}" if shell else "SHELL is missing: bash, zsh or fish",
-            f"flexlab completion {likely[0]}",
-        )
-    output.answer({"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]())
+
+@app.command()
+def zsh() -> None:
+    """For a folder of $fpath, as _flexlab."""
+    output.answer(_zsh())
+
+
+@app.command()
+def fish() -> None:
+    """For ~/.config/fish/completions/flexlab.fish."""
+    output.answer(_fish())
+
+
+@app.command(hidden=True)
+def models() -> None:
+    """What the scripts ask for at each Tab."""
+    for name in sorted(set(model_names())):
+        output.answer(name)
 
 
 def model_names() -> Iterator[str]:

@@ -19,7 +19,8 @@ app = verb_app()
 @app.command()
 def down(
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="[MODEL]...", help="Names or aliases.")
+        list[str] | None,
+        typer.Argument(metavar="MODEL", help="Names or aliases.", show_default=False),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every running model.")] = False,
     daemon: Annotated[

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import itertools
 import sys
-import traceback
 from importlib import import_module
 from typing import Annotated, Any, Final, NoReturn
 
 import typer
-import typer.core
 
 from flexlab import __version__
 from flexlab.cli import output
+from flexlab.cli.common import VerbGroup
 from flexlab.core.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -51,11 +50,8 @@ VERBS: Final[dict[str, dict[str, str]]] = {
 EPILOG = "Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 nothing fits, 4 no daemon, 130 interrupted."
 
 
-class LazyGroup(typer.core.TyperGroup):
-    """Knows every verb's name and help line, and imports its module when it is invoked.
-
-    Contexts and formatters are Any: their classes live in Typer's private copy of click.
-    """
+class LazyGroup(VerbGroup):
+    """Knows every verb's name and help line, and imports its module when it is invoked."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for verbs in VERBS.values() for name in verbs]
@@ -129,7 +125,7 @@ def run(words: list[str]) -> int:
         return code if isinstance(code, int) else EXIT_OK
     except FlexLabError as error:
         if debug:
-            traceback.print_exc()
+            output.show_traceback()
         output.show_error(error, as_json=as_json)
         return error.exit_code
     except typer.TyperException as error:
@@ -140,7 +136,7 @@ def run(words: list[str]) -> int:
         return EXIT_INTERRUPTED
     except Exception as error:
         if debug:
-            traceback.print_exc()
+            output.show_traceback()
         output.show_error(_unexpected(error), as_json=as_json)
         return EXIT_FAILED
 

@@ -91,6 +91,13 @@ def show_error(error: FlexLabError, *, as_json: bool = False) -> None:
         )
 
 
+def show_traceback() -> None:
+    """Of the exception that is being handled; for --debug."""
+    import traceback  # 6 ms that no other command needs
+
+    traceback.print_exc()
+
+
 class Narrator:
     """Lines and one progress bar on stderr. Use as a context manager: the bar is cleared."""
 

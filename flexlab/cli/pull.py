@@ -25,7 +25,7 @@ app = verb_app()
 def pull(
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="MODEL...", help="Names, aliases, or sources.", show_default=False),
+        typer.Argument(metavar="MODEL", help="Names, aliases, or sources.", show_default=False),
     ] = None,
     variant: Annotated[
         str | None, typer.Option(metavar="NAME", help="Not the first variant, but this one.")
@@ -83,10 +83,11 @@ def _variant(recipe: ModelRecipe, wanted: str | None) -> Variant:
 
 
 def _fetch(variant: Variant, store: Store) -> list[Path]:
-    from flexlab.weights.fetch import fetch
+    from flexlab.weights.fetch import fetch_all
 
     with output.narrator() as narrator:
-        return [fetch(file.weight(), store, narrator.progress) for file in variant.weights]
+        weights = [file.weight() for file in variant.weights]
+        return fetch_all(weights, store, narrator.progress)
 
 
 def _tell(recipe: ModelRecipe, paths: list[Path]) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flexlab.cli import output
 from flexlab.cli.common import JsonOption, model_word, verb_app
 from flexlab.cli.table import Column
-from flexlab.core import paths
 from flexlab.core.errors import FlexLabError, RecipeError
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show a recipe as it is understood, and where it stands."""
-    from flexlab.recipes.catalogue import Catalogue
+    from flexlab.recipes.catalogue import Catalogue, as_yaml
 
     catalogue = Catalogue.load()
     recipe = catalogue.resolve(model_word(model))
@@ -64,9 +63,7 @@ def show(
 
 @app.command()
 def check(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Model or backend recipes.")
-    ],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Model or backend recipes.")],
     as_json: JsonOption = False,
 ) -> None:
     """Check recipe files; exit 2 with everything that is wrong in any of them."""
@@ -90,32 +87,20 @@ def check(
 
 def save_derived(word: str) -> None:
     """Keeps the recipe that was derived from a source, as one of the user's own."""
-    from flexlab.recipes.catalogue import Catalogue
+    from flexlab.recipes.catalogue import Catalogue, save
 
     recipe = Catalogue.load().resolve(word)
-    folder = paths.user_recipes_dir() / "models"
-    file = folder / f"{recipe.name}.yaml"
-    if file.exists():
-        output.say(f"note: {file} is there already and was not changed")
-        return
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(as_yaml(recipe), encoding="utf-8")
-    except OSError as error:
-        raise FlexLabError(f"the recipe cannot be saved: {error}", "flexlab doctor") from error
+        file = save(recipe)
+    except RecipeError as error:
+        # The model is up by now: a recipe that cannot be kept is no reason to fail.
+        output.say(f"note: not saved: {error}")
+        return
     output.say(f"saved {file}; from now on: flexlab up {recipe.name}")
 
 
-def as_yaml(recipe: ModelRecipe) -> str:
-    """The recipe as a file that `recipes check` accepts, without what is at its default."""
-    import yaml
-
-    said: dict[str, Any] = recipe.model_dump(mode="json", exclude_defaults=True)
-    return yaml.safe_dump(said, sort_keys=False, allow_unicode=True, width=100)
-
-
 def _as_json(recipe: ModelRecipe, where: str) -> dict[str, object]:
-    return {**recipe.model_dump(mode="json"), "where": where}
+    return {**recipe.model_dump(mode="json", by_alias=True), "where": where}
 
 
 def _row(recipe: ModelRecipe) -> list[str]:

@@ -20,7 +20,7 @@ app = verb_app()
 def rm(
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="MODEL...", help="Names, aliases, or sources.", show_default=False),
+        typer.Argument(metavar="MODEL", help="Names, aliases, or sources.", show_default=False),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: JsonOption = False,

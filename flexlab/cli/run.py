@@ -33,7 +33,7 @@ def run(
     prompt: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PROMPT]...",
+            metavar="PROMPT",
             help="What to ask. Without one it is read from a pipe, or you chat.",
             show_default=False,
         ),

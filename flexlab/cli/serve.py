@@ -39,7 +39,7 @@ def serve(
     """
     # Everything heavy is here: no other verb may pay for the daemon.
     from flexlab.core.settings import load_settings
-    from flexlab.daemon import main as daemon
+    from flexlab.daemon.main import run as run_daemon
 
     options = {"host": host, "port": port}
     try:
@@ -48,7 +48,7 @@ def serve(
     except FlexLabError as error:
         _report(ready_fd, error)
         raise
-    code = daemon.run(loaded, externals=externals, detached=detached, ready_fd=ready_fd)
+    code = run_daemon(loaded, externals=externals, detached=detached, ready_fd=ready_fd)
     raise typer.Exit(code)
 
 
