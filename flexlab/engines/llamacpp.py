@@ -26,7 +26,8 @@ from flexlab.spec import engine
 EXIT_USAGE = 2
 GGUF_MAGIC = b"GGUF"
 INSTALL_EMBEDDED = "pip install 'flexlab[embedded]'"
-INSTALL_LIBGOMP = "sudo apt-get install -y libgomp1"
+SYSTEM_LIBRARIES = {"libgomp.so.1": "libgomp1", "libstdc++.so.6": "libstdc++6"}
+"""What the wheel does not bring along -> the package of Debian and Ubuntu that has it."""
 
 
 class CannotServe(Exception):
@@ -108,17 +109,18 @@ def load_library() -> Any:
         import xllamacpp
     except ModuleNotFoundError as error:
         raise CannotServe(
-            engine.EXIT_LIBRARY_MISSING,
+            engine.EXIT_EMBEDDED_MISSING,
             f"the embedded engine is not installed ({error}); {INSTALL_EMBEDDED}",
         ) from None
     except ImportError as error:
-        if "libgomp" in str(error):
-            raise CannotServe(
-                engine.EXIT_LIBGOMP_MISSING,
-                f"the system library libgomp.so.1 is missing; {INSTALL_LIBGOMP}",
-            ) from None
+        for library, package in SYSTEM_LIBRARIES.items():
+            if library in str(error):
+                raise CannotServe(
+                    engine.EXIT_LIBRARY_MISSING,
+                    f"a system library is missing ({error}); sudo apt-get install -y {package}",
+                ) from None
         raise CannotServe(
-            engine.EXIT_LIBRARY_MISSING,
+            engine.EXIT_EMBEDDED_MISSING,
             f"the embedded engine cannot be loaded ({error}); {INSTALL_EMBEDDED}",
         ) from None
     return xllamacpp
@@ -133,7 +135,7 @@ def parameters(options: Options, keys: list[str], library: Any) -> Any:
     except (AttributeError, KeyError, TypeError) as error:
         version = getattr(library, "__version__", "of this version")
         raise CannotServe(
-            engine.EXIT_LIBRARY_MISSING,
+            engine.EXIT_EMBEDDED_MISSING,
             f"xllamacpp {version} is not one that FlexLab knows ({error}); {INSTALL_EMBEDDED}",
         ) from None
     return params
