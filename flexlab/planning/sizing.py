@@ -87,19 +87,20 @@ def too_big(
 
 
 def _smaller(settings: BackendSettings, model: fit.Model, overhead: int, usable: int) -> str:
-    """The nearest context (then with one slot) that would fit, as options."""
+    """The nearest context that would fit, as options; then with one slot, then without a cache."""
     wanted = int(getattr(settings, "context_size", 0))
-    for slots in dict.fromkeys((getattr(settings, "parallel", 1), 1)):
-        fewer = settings.model_copy(update={"parallel": slots})
+    steps: list[dict[str, object]] = [{}, {"parallel": 1}, {"parallel": 1, "cache_ram_mib": 0}]
+    for update in steps:
+        fewer = settings.model_copy(update=update)
 
         def fits(context: int, fewer: BackendSettings = fewer) -> bool:
             smaller = fit.with_context(fewer, context)
             return fit.estimate(smaller, model, overhead).total_bytes <= usable
 
-        # One token more than wanted, so that fewer slots alone may be the answer.
-        ceiling = wanted if fewer == settings else wanted + 1
-        context = fit.largest_context(ceiling, fits)
+        context = fit.largest_context(wanted, fits)
         if context is not None:
-            slot_option = "" if fewer == settings else f" --set parallel={slots}"
-            return f"it would fit with --set context_size={context}{slot_option}"
+            changed = fewer.model_copy(update={"context_size": context}).model_dump()
+            before = settings.model_dump()
+            options = [f"--set {k}={v}" for k, v in changed.items() if v != before[k]]
+            return f"it would fit with {' '.join(options)}"
     return "it fits with no context: choose a smaller model or variant (flexlab recipes)"

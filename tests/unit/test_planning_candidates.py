@@ -1,0 +1,351 @@
+"""What could run here, and what is said where nothing can."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planning_lab import (
+    BIG_SOURCE,
+    FLAGS,
+    SOURCE,
+    ask,
+    backend_recipe,
+    facts,
+    machine,
+    recipe,
+    variant,
+)
+
+from flexlab.core.units import GIB, MIB
+from flexlab.planning.explain import describe, explain
+from flexlab.planning.render import render
+from flexlab.planning.sizing import usable_bytes
+from flexlab.spec.machine import Machine, Problem
+from flexlab.spec.plan import Candidate, Grant, Refusal, RuntimeFacts, RuntimeName, Wishes
+
+
+def refused(answer: object) -> Refusal:
+    refusal: Refusal | None = getattr(answer, "refusal", None)
+    assert refusal is not None
+    assert refusal.hint
+    return refusal
+
+
+def codes(refusal: Refusal) -> list[str]:
+    return [problem.code for problem in refusal.problems]
+
+
+def because(candidate: Candidate, choice: str) -> str:
+    return next(r.because for r in candidate.reasons if r.choice.startswith(choice))
+
+
+def source(candidate: Candidate, choice: str) -> str:
+    return next(r.source for r in candidate.reasons if r.choice.startswith(choice))
+
+
+def test_variants_come_in_the_recipes_order_each_with_its_reasons() -> None:
+    items = ask().items
+    assert [(c.variant, c.preference) for c in items] == [("q4", 0), ("q2", 1)]
+    first = items[0]
+    assert (first.runtime, first.arch, first.devices) == ("process", "x86_64", ("cpu",))
+    assert source(first, "variant q4") == "recipes/models/small.yaml:1"
+    assert source(first, "runtime process") == "default"
+    assert "weights 93.8M" in because(first, "memory")
+    assert all(r.choice and r.because and r.source for c in items for r in c.reasons)
+
+
+def test_a_wish_beats_the_setting_and_the_setting_beats_the_default() -> None:
+    known = facts(
+        runtimes={
+            name: RuntimeFacts(name=name, available=True) for name in ("process", "demo", "docker")
+        }
+    )
+    by_setting = ask(known=known, default_runtime="demo").items[0]
+    assert (by_setting.runtime, source(by_setting, "runtime")) == ("demo", "setting runtime")
+    by_wish = ask(known=known, default_runtime="demo", wishes=Wishes(runtime="process")).items[0]
+    assert (by_wish.runtime, source(by_wish, "runtime")) == ("process", "option --runtime")
+    by_variant = ask(wishes=Wishes(variant="q2")).items
+    assert [c.variant for c in by_variant] == ["q2"]
+    assert source(by_variant[0], "variant") == "option --variant"
+
+
+@pytest.mark.parametrize("spelling", ["llamacpp", "llama.cpp", "llama-cpp", "LLAMA.CPP"])
+def test_a_backend_is_known_by_its_usual_spellings(spelling: str) -> None:
+    candidate = ask(wishes=Wishes(backend=spelling)).items[0]
+    assert candidate.backend == "llamacpp"
+    assert source(candidate, "backend") == "option --backend"
+
+
+@pytest.mark.parametrize(
+    ("wishes", "code", "says"),
+    [
+        (Wishes(variant="q5"), "unknown_variant", "q4, q2"),
+        (Wishes(backend="vlm"), "unknown_backend", "llamacpp"),
+        (Wishes(gpu="0"), "unknown_gpu", "CPU only"),
+        (Wishes(settings={"ctx_size": "1"}), "wrong_setting", "context_size"),
+        (Wishes(settings={"context_size": "4k"}), "wrong_setting", "4k"),
+        (Wishes(image="x:y"), "image_without_container", "--image"),
+    ],
+)
+def test_a_wish_for_what_does_not_exist_is_the_askers_mistake(
+    wishes: Wishes, code: str, says: str
+) -> None:
+    refusal = refused(ask(wishes=wishes))
+    assert (refusal.code, refusal.status) == (code, 400)
+    assert says in f"{refusal.message} {refusal.hint}"
+
+
+def test_the_cpu_may_be_asked_for() -> None:
+    assert source(ask(wishes=Wishes(gpu="cpu")).items[0], "CPU") == "option --gpu"
+
+
+def test_a_cpu_without_the_instructions_is_refused_by_name() -> None:
+    refusal = refused(ask(here=machine(flags=FLAGS - {"avx2", "bmi2"})))
+    assert refusal.code == "cpu_flags_missing"
+    assert "lacks avx2, bmi2" in refusal.message
+    assert refusal.status == 503
+
+
+def test_unreadable_flags_are_not_missing_flags() -> None:
+    assert ask(here=machine(flags=frozenset())).items
+
+
+def test_an_unknown_platform_is_not_a_wrong_one() -> None:
+    assert ask(here=machine(platform=None)).items[0].arch == "cpu"
+    arm = machine(platform="linux/arm64", flags=frozenset({"asimd"}))
+    assert ask(here=arm).items[0].arch == "aarch64"
+
+
+def test_another_runtime_does_not_need_the_embedded_engines_instructions() -> None:
+    known = facts(runtimes={"demo": RuntimeFacts(name="demo", available=True)})
+    here = machine(flags=frozenset({"sse2"}))
+    assert ask(here=here, known=known, wishes=Wishes(runtime="demo")).items
+
+
+def test_everything_that_is_in_the_way_is_said_at_once() -> None:
+    missing = (
+        Problem(
+            code="embedded_missing", message="no engine", hint="pip install 'flexlab[embedded]'"
+        ),
+        Problem(code="libgomp_missing", message="no libgomp", hint="apt-get install libgomp1"),
+    )
+    known = facts(
+        runtimes={"process": RuntimeFacts(name="process", available=False, problems=missing)}
+    )
+    refusal = refused(
+        ask(
+            known=known,
+            here=machine(flags=frozenset({"sse2"}), total=2 * GIB),
+            wishes=Wishes(settings={"cache_ram_mib": "99999", "jinja": "yes"}),
+        )
+    )
+    assert codes(refusal)[:4] == [
+        "embedded_missing", "libgomp_missing", "cpu_flags_missing", "wrong_setting",
+    ]  # fmt: skip
+    assert len(set(refusal.problems)) == len(refusal.problems)
+    assert "pip install 'flexlab[embedded]'" in (refusal.hint or "")
+    assert len(explain(refusal)) == len(refusal.problems)
+
+
+def test_a_runtime_that_nobody_provides_names_those_that_work() -> None:
+    refusal = refused(ask(wishes=Wishes(runtime="docker")))
+    assert refusal.code == "runtime_unavailable"
+    assert "process" in (refusal.hint or "")
+
+
+def test_a_warning_of_the_runtime_goes_with_the_plan() -> None:
+    warning = Problem(code="embedded_version", message="an odd version", hint="pip install")
+    known = facts(
+        runtimes={"process": RuntimeFacts(name="process", available=True, problems=(warning,))}
+    )
+    assert ask(known=known).items[0].problems == (warning,)
+
+
+def test_weights_that_are_not_installed_are_no_obstacle() -> None:
+    candidate = ask(known=facts(weights={}), shapes={}).items[0]
+    assert candidate.needs[0].terms["weights"] == 98_362_432
+    assert "rule of thumb" in because(candidate, "memory")
+
+
+def test_a_model_of_unknown_size_is_not_refused_for_its_size() -> None:
+    model = recipe(variant("q4", SOURCE, None), parameters=None)
+    candidate = ask(model, known=facts(weights={}), shapes={}).items[0]
+    assert "weights" not in candidate.needs[0].terms
+    assert "weights and KV cache unknown" in because(candidate, "memory")
+
+
+def test_the_real_size_of_the_files_beats_the_recipes() -> None:
+    known = facts(weight_bytes={SOURCE: 99_000_000})
+    assert ask(known=known).items[0].needs[0].terms["weights"] == 99_000_000
+
+
+def test_too_big_says_need_total_reserve_and_the_context_that_would_fit() -> None:
+    model = recipe(variant("q4", SOURCE, 98_362_432, context_size=8192, parallel=8))
+    here = machine(total=2 * GIB, reserve=GIB)
+    refusal = refused(ask(model, here))
+    assert refusal.code == "too_big"
+    assert "2.0G less 1.0G for the system" in refusal.message
+    assert "--set context_size=" in (refusal.hint or "")
+    # What the hint says is true, and a step more is not.
+    assert refusal.hint is not None
+    context = int(refusal.hint.rsplit("context_size=", 1)[1].split()[0])
+    for size, fits in ((context, True), (context + 256, False)):
+        answer = ask(model, here, wishes=Wishes(settings={"context_size": str(size)}))
+        assert bool(answer.items) is fits
+
+
+def test_too_big_suggests_one_slot_where_no_context_would_do() -> None:
+    model = recipe(variant("q4", SOURCE, 98_362_432, context_size=512, parallel=64))
+    refusal = refused(ask(model, machine(total=GIB, reserve=GIB // 2)))
+    assert "--set parallel=1" in (refusal.hint or "")
+
+
+def test_too_big_at_any_context_says_so() -> None:
+    model = recipe(variant("q4", SOURCE, 20 * GIB))
+    refusal = refused(ask(model))
+    assert refusal.code == "too_big"
+    assert "smaller model" in (refusal.hint or "")
+
+
+def test_a_limit_of_the_users_counts_as_the_pools_size() -> None:
+    refusal = refused(ask(here=machine(budget=100 * MIB)))
+    assert "setting ram_limit" in refusal.message
+
+
+def test_the_next_variant_is_taken_aloud_when_the_first_cannot_run() -> None:
+    model = recipe(
+        variant("q4", SOURCE, 20 * GIB), variant("q2", BIG_SOURCE, 40_000_000, context_size=1024)
+    )
+    (candidate,) = ask(model).items
+    assert candidate.variant == "q2"
+    assert "needs 20." in because(candidate, "not variant q4")
+
+
+def test_a_rule_of_thumb_alone_never_refuses() -> None:
+    # 100 slots: the guessed KV cache is far beyond the pool, what is certain is not.
+    model = recipe(variant("q4", SOURCE, 98_362_432, context_size=8192, parallel=100))
+    assert ask(model, machine(total=4 * GIB), known=facts(weights={}), shapes={}).items
+    assert refused(ask(model, machine(total=4 * GIB))).code == "too_big"
+
+
+def test_a_pool_of_unknown_size_refuses_nothing() -> None:
+    assert ask(recipe(variant("q4", SOURCE, 900 * GIB)), machine(total=None)).items
+
+
+def measured(candidate: Candidate, here: Machine, taken: int) -> Candidate:
+    plan = render(
+        candidate,
+        Grant(devices=("cpu",), claims={}),
+        machine=here,
+        facts=facts(),
+        backend_recipe=backend_recipe,
+    )
+    return ask(here=here, known=facts(measured_bytes={plan.hash: {"ram": taken}})).items[0]
+
+
+def test_what_earlier_runs_took_beats_the_estimate_and_both_are_shown() -> None:
+    here = machine()
+    estimated = ask(here=here).items[0]
+    found = measured(estimated, here, 252_000_000)
+    assert found.need("ram") == 252_000_000
+    assert "the estimate was" in because(found, "memory")
+    assert source(found, "memory") == "measurement"
+
+
+def test_a_measured_claim_never_goes_below_the_weights() -> None:
+    here = machine()
+    assert measured(ask(here=here).items[0], here, 1).need("ram") == 98_362_432
+
+
+def test_a_measurement_of_other_settings_does_not_count() -> None:
+    here = machine()
+    plan = render(
+        ask(here=here).items[0],
+        Grant(devices=("cpu",), claims={}),
+        machine=here,
+        facts=facts(),
+        backend_recipe=backend_recipe,
+    )
+    answer = ask(
+        here=here,
+        known=facts(measured_bytes={plan.hash: {"ram": 7}}),
+        wishes=Wishes(settings={"context_size": "8192"}),
+    )
+    assert "measured" not in answer.items[0].needs[0].terms
+
+
+def test_a_context_beyond_the_training_is_cut_aloud() -> None:
+    candidate = ask(wishes=Wishes(settings={"context_size": "32768"})).items[0]
+    assert candidate.settings["context_size"] == 8192
+    (limit,) = candidate.limits
+    assert (limit.what, limit.wanted) == ("context_size", "32768")
+    assert "8192" in limit.given
+
+
+def test_layers_on_a_gpu_that_is_not_used_are_given_up_aloud() -> None:
+    candidate = ask(wishes=Wishes(settings={"n_gpu_layers": "20"})).items[0]
+    assert candidate.settings["n_gpu_layers"] == 0
+    assert candidate.limits[0].what == "n_gpu_layers"
+
+
+def test_the_machine_is_described_in_one_line() -> None:
+    assert describe(machine()) == ["CPU: Test CPU, 4 threads of 8; RAM 16.0G, 12.0G free"]
+    assert describe(machine(total=None, threads=None)) == [
+        "CPU: Test CPU, threads unknown; RAM unknown"
+    ]
+
+
+def test_a_plan_is_explained_in_plain_sentences() -> None:
+    lines = explain(ask())
+    assert "variant q4, because the recipe's order of preference (recipes/models/small.yaml:1)" in (
+        lines
+    )
+    assert lines == explain(ask().items[0])
+
+
+TEXT = st.text(max_size=12)
+MAYBE = st.none() | TEXT
+RUNTIMES: tuple[RuntimeName | None, ...] = (None, "process", "docker", "k3s", "demo", "external")
+
+
+@given(
+    backend=MAYBE,
+    chosen=MAYBE | st.sampled_from(["q4", "q2"]),
+    gpu=MAYBE,
+    settings=st.dictionaries(
+        st.sampled_from(["context_size", "parallel", "jinja", "x", "contextSize"]) | TEXT,
+        st.sampled_from(["1", "4096", "true", "null", "-1", "9" * 30]) | TEXT,
+        max_size=3,
+    ),
+    runtime=st.sampled_from(RUNTIMES),
+    total=st.none() | st.integers(1, 64 * GIB),
+    threads=st.none() | st.integers(1, 512),
+)
+def test_whatever_is_asked_there_is_a_candidate_that_fits_or_a_refusal_with_a_hint(
+    backend: str | None,
+    chosen: str | None,
+    gpu: str | None,
+    settings: dict[str, str],
+    runtime: RuntimeName | None,
+    total: int | None,
+    threads: int | None,
+) -> None:
+    here = machine(total=total, threads=threads)
+    wishes = Wishes(backend=backend, variant=chosen, gpu=gpu, settings=settings, runtime=runtime)
+    answer = ask(here=here, wishes=wishes)
+    if not answer.items:
+        refusal = refused(answer)
+        assert refusal.problems
+        return
+    usable = usable_bytes(here.pool("ram"))
+    for candidate in answer.items:
+        (need,) = candidate.needs
+        assert need.total_bytes == sum(need.terms.values())
+        assert usable is None or need.total_bytes <= usable
+    pairs = itertools.pairwise(candidate.preference for candidate in answer.items)
+    assert all(one < two for one, two in pairs)
+    assert msgspec.json.decode(msgspec.json.encode(answer), type=type(answer)) == answer
