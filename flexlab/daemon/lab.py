@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from flexlab import __version__
 from flexlab.core import paths
@@ -30,11 +30,11 @@ from flexlab.gateway.control import (
 )
 from flexlab.runtimes.base import Runtime
 from flexlab.scheduler.scheduler import Scheduler
-from flexlab.scheduler.state import HeldLease, Instance, Model, PoolAccount
+from flexlab.scheduler.state import Instance, Model, PoolAccount
 from flexlab.scheduler.views import Known, Views
 from flexlab.spec.instance import Launch
 from flexlab.spec.lab import Event, ModelView, Snapshot, UpStep
-from flexlab.spec.lease import Refused
+from flexlab.spec.lease import Lease, Refused
 from flexlab.spec.machine import Machine, Pool
 from flexlab.spec.plan import Candidate, LaunchPlan, Probe, Refusal
 
@@ -101,7 +101,7 @@ class Lab:
         if name not in self.registry.externals:
             recipe = self.registry.recipe(name)
             model.priority = recipe.priority
-            model.idle_timeout_s = recipe.idle_timeout_s
+            model.idle_timeout_s = recipe.idle_timeout
             if name not in self._states:
                 model.keep = recipe.keep
         self.scheduler.add_model(model)
@@ -157,7 +157,7 @@ class Lab:
 
     # -- gateway.routes.Lab
 
-    def acquire(self, name: str, *, client: str) -> HeldLease | asyncio.Future[HeldLease]:
+    def acquire(self, name: str, *, client: str) -> Lease | asyncio.Future[Lease]:
         """See gateway.routes.Lab. Raises Refused."""
         try:
             model = self.registry.find(name)
@@ -166,7 +166,7 @@ class Lab:
             raise Refused(refusal) from None
         return self.scheduler.acquire(model)
 
-    def models(self) -> Sequence[ModelView]:
+    def models(self) -> tuple[ModelView, ...]:
         """Every model of the lab."""
         return self._views.models(self._facts())
 

@@ -275,10 +275,13 @@ class Launcher:
         loop = asyncio.get_running_loop()
         if loading:
             self._died[instance] = loop.create_future()
+
+        def on_gone(state: RunState) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended before it
+                loop.call_soon_threadsafe(self._ended, instance, state)
+
         runtime = self._runtimes[record.plan.runtime]
-        self._watches[instance] = runtime.watch(
-            record.ref, lambda state: loop.call_soon_threadsafe(self._ended, instance, state)
-        )
+        self._watches[instance] = runtime.watch(record.ref, on_gone)
 
     def _ended(self, instance: str, state: RunState) -> None:
         if instance in self._stopping or instance not in self.held:

@@ -115,7 +115,7 @@ class Loading:
             ),
         )
         text = b"\n".join(lines).decode(errors="replace")
-        patterns = self._registry.backend(plan.backend).error_patterns
+        patterns = self._registry.backend(plan.backend).patterns
         problem = backends.get(plan.backend).explain(text, patterns)
         hint = f"flexlab logs {plan.model}"
         if problem is not None:

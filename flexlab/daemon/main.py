@@ -18,7 +18,7 @@ from typing import IO, Any
 from flexlab import __version__
 from flexlab.core import paths
 from flexlab.core.errors import EXIT_OK, FlexLabError, RuntimeUnavailable, UsageError
-from flexlab.core.logging import setup_daemon_logging
+from flexlab.core.logging import logging_to
 from flexlab.core.settings import Loaded
 
 log = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ def run(
         if lock is None:
             ready.already()
             return _already(detached)
-        with lock:
-            setup_daemon_logging(detached=detached, max_bytes=loaded.settings.log_max_bytes)
+        log_file = paths.private_dir(paths.logs_dir()) / "daemon.log"
+        with lock, logging_to(log_file, loaded.settings.log_max_bytes):
             sys.setswitchinterval(SWITCH_INTERVAL_S)
             # Imported here: whoever finds another daemon need not load all of this one.
             from flexlab.daemon.service import serve

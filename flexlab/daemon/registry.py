@@ -6,13 +6,15 @@ Joins the catalogue, the store of weights and the machine into what planning nee
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 
-from flexlab.core.errors import UnknownModel
+from flexlab.core.errors import UnknownModel, WeightsError
+from flexlab.core.near import near
 from flexlab.core.settings import Settings
 from flexlab.gpus import inventory
 from flexlab.planning.candidates import candidates
@@ -32,6 +34,7 @@ from flexlab.spec.plan import (
     Weight,
     Wishes,
 )
+from flexlab.weights.gguf import GgufHeader, read_header
 from flexlab.weights.store import Store
 
 log = logging.getLogger(__name__)
@@ -66,6 +69,8 @@ class Registry:
         self._derived: dict[str, ModelRecipe] = {}
         self.sources: dict[str, str] = {}
         """Derived model -> the source it was derived from."""
+        self._headers: dict[tuple[str, int, int], GgufHeader] = {}
+        """(path, size, mtime in ns) -> header: reading one takes tens of milliseconds."""
         self._names = self._all_names()
 
     def _all_names(self) -> dict[str, str]:
@@ -91,8 +96,6 @@ class Registry:
         """The model of this name or alias. Raises UnknownModel with near names."""
         found = self._names.get(name)
         if found is None:
-            from flexlab.core.near import near
-
             raise UnknownModel(name, near(name, self._names))
         return found
 
@@ -116,7 +119,7 @@ class Registry:
         """Facts of every model for the views: a few stat calls each."""
         facts = {name: self._known(recipe) for name, recipe in self._recipes().items()}
         for name in self.externals:
-            facts[name] = Known(installed=True, capabilities=("chat", "completion", "embedding"))
+            facts[name] = Known(installed=True, capabilities=("chat", "completions", "embeddings"))
         return facts
 
     def _known(self, recipe: ModelRecipe) -> Known:
@@ -166,6 +169,7 @@ class Registry:
             backend_recipe=self._catalogue.backend,
             where=self._catalogue.where(recipe),
             default_runtime=self.settings.runtime,
+            shapes=self._shapes(facts),
         )
         missing = tuple(
             weight
@@ -174,6 +178,20 @@ class Registry:
             if weight.source not in facts.weights
         )
         return Planned(candidates=found, missing=missing)
+
+    def _shapes(self, facts: Facts) -> dict[str, GgufHeader]:
+        """Headers of the installed GGUF files by source; the engine refuses broken ones."""
+        shapes: dict[str, GgufHeader] = {}
+        for source, path in facts.weights.items():
+            if not path.endswith(".gguf"):
+                continue
+            with contextlib.suppress(OSError, WeightsError):
+                info = Path(path).stat()
+                key = (path, info.st_size, info.st_mtime_ns)
+                if key not in self._headers:
+                    self._headers[key] = read_header(Path(path))
+                shapes[source] = self._headers[key]
+        return shapes
 
     def render(self, candidate: Candidate, grant: Grant) -> LaunchPlan:
         """How it is launched, with the weights where they are now."""

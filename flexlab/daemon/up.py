@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from flexlab.planning.explain import explain_candidate, explain_machine
+from flexlab.planning.explain import describe, explain
 from flexlab.scheduler.state import HeldLease
 from flexlab.spec.lab import Progress, UpStep
 from flexlab.spec.lease import Refused
@@ -32,7 +32,7 @@ async def up_steps(lab: Lab, name: str) -> AsyncIterator[UpStep]:
         return
     try:
         if lab.machine is not None:
-            for line in explain_machine(lab.machine):
+            for line in describe(lab.machine):
                 yield UpStep(kind="event", text=line)
         told: Progress | None = None
         explained = False
@@ -41,7 +41,7 @@ async def up_steps(lab: Lab, name: str) -> AsyncIterator[UpStep]:
             model = scheduler.models[name]
             if not explained and model.candidates is not None and model.candidates.items:
                 explained = True
-                for line in explain_candidate(model.candidates.items[0]):
+                for line in explain(model.candidates.items[0]):
                     yield UpStep(kind="event", text=line)
             progress = model.preparing.progress if model.preparing else None
             if progress is not None and progress != told:

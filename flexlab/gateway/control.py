@@ -17,7 +17,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import uvicorn
@@ -240,9 +240,10 @@ class _Lines(Response):
 
 async def _next_unless(lines: AsyncIterator[bytes], left: asyncio.Future[None]) -> bytes | None:
     """The next line; None at the end, or when the client has left."""
-    upcoming = asyncio.ensure_future(_next(lines))
+    upcoming: asyncio.Future[bytes | None] = asyncio.ensure_future(_next(lines))
     try:
-        await asyncio.wait({left, upcoming}, return_when=asyncio.FIRST_COMPLETED)
+        waiting: set[asyncio.Future[Any]] = {left, upcoming}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         return upcoming.result() if upcoming.done() else None
     finally:
         if not upcoming.done():

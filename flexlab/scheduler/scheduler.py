@@ -23,7 +23,7 @@ from flexlab.scheduler.state import (
 )
 from flexlab.spec.instance import Condition, Endpoint, RunState
 from flexlab.spec.lab import EventKind, Progress
-from flexlab.spec.lease import Refused
+from flexlab.spec.lease import Lease, Refused
 from flexlab.spec.plan import Candidates, Placement, Refusal, Wishes
 
 
@@ -77,7 +77,7 @@ class Scheduler(Passes):
 
     def acquire(
         self, name: str, *, wants_download: bool = False, deadline_s: float | None = None
-    ) -> HeldLease | asyncio.Future[HeldLease]:
+    ) -> HeldLease | asyncio.Future[Lease]:
         """A lease at once on a ready instance, else a future of one (cancel it to withdraw).
 
         Raises Refused for what cannot be served; the future fails with Refused. `name` must be
@@ -89,7 +89,7 @@ class Scheduler(Passes):
                 return self._lease(instance)
         now = self._clock()
         self._judge_new_waiter(model, now, wants_download)
-        future: asyncio.Future[HeldLease] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         wait_s = self.policy.queue_timeout_s if deadline_s is None else deadline_s
         waiter = Waiter(future, now, now + wait_s, wants_download)
         model.waiters.append(waiter)
@@ -133,7 +133,7 @@ class Scheduler(Passes):
         model.held_down = False
         model.problem = None
 
-    def _withdrawn(self, model: Model, waiter: Waiter, done: asyncio.Future[HeldLease]) -> None:
+    def _withdrawn(self, model: Model, waiter: Waiter, done: asyncio.Future[Lease]) -> None:
         if not done.cancelled():
             done.exception()  # retrieved: an unheeded refusal is no program error
             return

@@ -9,6 +9,7 @@ from secrets import token_hex
 
 from flexlab.spec.instance import Condition, Endpoint, InstanceState
 from flexlab.spec.lab import Progress
+from flexlab.spec.lease import Lease
 from flexlab.spec.machine import PoolKind
 from flexlab.spec.plan import Candidate, Candidates, Keep, Refusal, Wishes
 
@@ -30,7 +31,7 @@ def new_id(model: str) -> str:
 class Waiter:
     """Somebody who asked for a model that is not ready. Cancelling `future` withdraws it."""
 
-    future: asyncio.Future[HeldLease]
+    future: asyncio.Future[Lease]
     since: float
     deadline: float
     wants_download: bool
