@@ -20,15 +20,15 @@ def choice_reasons(question: Question, variant: LlamaCppVariant) -> Iterable[Rea
         because, source = f"the only one of {question.recipe.name}", question.where
     else:
         because, source = "the recipe's order of preference", question.where
+    because += f": {variant.reason.removesuffix('.')}"
     yield Reason(choice=f"variant {variant.name}", because=because, source=source)
     if wishes.backend is not None:
         yield Reason(
             choice=f"backend {variant.backend}", because="asked for", source="option --backend"
         )
     else:
-        yield Reason(
-            choice=f"backend {variant.backend}", because=variant.reason, source=question.where
-        )
+        because = f"variant {variant.name} is made for it"
+        yield Reason(choice=f"backend {variant.backend}", because=because, source=question.where)
     asked = question.runtime_source != "default"
     yield Reason(
         choice=f"runtime {question.runtime}",

@@ -301,8 +301,9 @@ def test_the_machine_is_described_in_one_line() -> None:
 
 def test_a_plan_is_explained_in_plain_sentences() -> None:
     lines = explain(ask())
-    assert "variant q4, because the recipe's order of preference (recipes/models/small.yaml:1)" in (
-        lines
+    assert lines[0] == (
+        "variant q4, because the recipe's order of preference: it was tried "
+        "(recipes/models/small.yaml:1)"
     )
     assert lines == explain(ask().items[0])
 
