@@ -52,6 +52,7 @@ class Meter:
     def begin(self, position: int = 0) -> None:
         """A file, of which `position` bytes are here already; these do not count as speed."""
         self._position = position
+        self._highest = self._highest or 0
         self._samples.clear()
         self._samples.append((self._clock(), position))
 
@@ -80,9 +81,8 @@ class Meter:
 
     def _emit(self) -> None:
         self._reported_at = self._clock()
-        done = self._finished_bytes + self._position
-        if done or self._highest is not None:
-            self._highest = max(done, self._highest or 0)
+        if self._highest is not None:
+            self._highest = max(self._highest, self._finished_bytes + self._position)
         if self._total is not None and self._highest is not None:
             self._total = max(self._total, self._highest)
         rate = self._rate()

@@ -36,7 +36,7 @@ from flexlab.weights.progress import Meter
 if TYPE_CHECKING:
     import httpx
 
-_CHUNK_BYTES = 256 * 1024
+_BLOCK_BYTES = 1024**2
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
 
 
@@ -99,7 +99,6 @@ def _fetch_part(job: Download, path: Path, meter: Meter, patience: Patience) -> 
     with _Part(job, path) as part:
         part.resume(meter)
         meter.begin(part.position)
-        meter.say("weights", job.label)
         if not part.is_complete:
             with open_client(job.access, patience) as client:
                 persist(lambda: _attempt(job, part, client, meter), patience, meter)
@@ -143,7 +142,7 @@ class _Part:
         self.total_bytes = self.total_bytes or note.total_bytes
         meter.say("verify", f"{self._job.target.name}: checking what is already here")
         self._stream.seek(0)
-        while block := self._stream.read(_CHUNK_BYTES * 4):
+        while block := self._stream.read(_BLOCK_BYTES):
             self.digest.update(block)
             self.position += len(block)
         self.highest = self.position
@@ -246,8 +245,9 @@ def _accept(job: Download, part: _Part, response: httpx.Response) -> bool:
 def _receive(part: _Part, response: httpx.Response, meter: Meter) -> None:
     meter.expect_file(part.total_bytes)
     meter.begin(part.position)
-    # Raw bytes: what is counted and resumed is what stands in the file, never a decoded form.
-    for block in response.iter_raw(_CHUNK_BYTES):
+    # Raw, since what is counted and resumed is what stands in the file, never a decoded form; and
+    # as it comes, since a collected chunk would be lost when the connection breaks.
+    for block in response.iter_raw():
         if part.total_bytes is not None and part.position + len(block) > part.total_bytes:
             part.restart()
             raise Transient("the server sends more than it announced", code="weights_changed")
