@@ -334,9 +334,8 @@ async def _unavailable(seen: Seen) -> Reply:
 
 
 async def _drop(seen: Seen) -> Reply:
-    for piece in ():
-        yield piece
     raise Cut
+    yield b""  # a generator all the same
 
 
 async def _hang(seen: Seen) -> Reply:
