@@ -20,14 +20,15 @@ def _bytes(value: object) -> object:
     return parse_bytes(value) if isinstance(value, str) else value
 
 
+_NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=0)]
+
 Seconds = Annotated[
-    float,
-    BeforeValidator(_seconds, json_schema_input_type=float | str),
-    Field(ge=0, allow_inf_nan=False),
+    _NotNegative, BeforeValidator(_seconds, json_schema_input_type=_NotNegative | str)
 ]
 """A number of seconds, or text such as `90s`, `15min`, `1h 30m`."""
 
-Bytes = Annotated[int, BeforeValidator(_bytes, json_schema_input_type=int | str), Field(ge=0)]
+Bytes = Annotated[_Count, BeforeValidator(_bytes, json_schema_input_type=_Count | str)]
 """A number of bytes, or text such as `120MB`, `1.5G` (G = 1024**3, GB = 1000**3)."""
 
 

