@@ -20,7 +20,7 @@ from flexlab.runtimes.base import Runtime
 from flexlab.scheduler.scheduler import Scheduler
 from flexlab.scheduler.state import Instance
 from flexlab.spec.instance import Condition, LaunchRecord
-from flexlab.spec.plan import Candidate, Grant, LaunchPlan, Need, Wishes
+from flexlab.spec.plan import Candidate, LaunchPlan, Need, Wishes
 
 log = logging.getLogger(__name__)
 REAP_TIMEOUT_S = 5.0
@@ -115,15 +115,10 @@ async def _adopt(
 def _stale(record: LaunchRecord, registry: Registry, wishes: Wishes) -> str | None:
     """Why the running plan is not what would be launched today; None when it is. Blocks."""
     try:
-        found = registry.plan(record.model, wishes).candidates.items
-        same = [c for c in found if c.variant == record.plan.variant]
-        if not same:
-            return "its variant is not what would be chosen now"
-        claims = {need.pool: need.total_bytes for need in same[0].needs}
-        plan = registry.render(same[0], Grant(devices=same[0].devices, claims=claims))
+        same = registry.would_be(record.model, wishes, record.plan.hash)
     except FlexLabError as error:
         return f"it could not be planned again: {error.message}"
-    return None if plan.hash == record.plan.hash else "its plan has changed"
+    return None if same else "its plan has changed"
 
 
 def candidate_of(plan: LaunchPlan) -> Candidate:

@@ -36,7 +36,7 @@ from flexlab.spec.instance import Launch
 from flexlab.spec.lab import Event, ModelView, Snapshot, UpStep
 from flexlab.spec.lease import Lease, Refused
 from flexlab.spec.machine import Machine, Pool
-from flexlab.spec.plan import Candidate, LaunchPlan, Probe, Refusal
+from flexlab.spec.plan import Candidate, LaunchPlan, Probe, Refusal, Wishes
 
 log = logging.getLogger(__name__)
 KNOWN_FOR_S = 1.0
@@ -210,16 +210,33 @@ class Lab:
         )
 
     async def up(self, request: UpRequest) -> AsyncIterator[UpStep]:
-        """Steps until it is ready or refused; closing the iterator withdraws the wish."""
+        """Steps until it is ready or refused; closing the iterator withdraws the wish.
+
+        Raises FlexLabError for a name or source that leads to no model.
+        """
         name = await self.launcher.threads.call("worker", self.registry.derive, request.model)
         self._register(name)
         self._known_at = float("-inf")
         keep = None if request.keep is None else request.keep == "warm"
         self.scheduler.keep(name, warm=keep, pinned=request.pin)
-        self.scheduler.wish(name, request.wishes)
+        if name not in self.registry.externals:
+            await self._wish(name, request.wishes)
         await self.launcher.threads.call("worker", self.save_states)
-        async for step in up_steps(self, name):
-            yield step
+        return up_steps(self, name)
+
+    async def _wish(self, name: str, wishes: Wishes) -> None:
+        """Wishes hold until the next `up`; what runs is replaced only if its plan would differ.
+
+        An `up` without wishes leaves what runs as it is, and starts what does not run by its
+        recipe alone.
+        """
+        running = [i for i in self.scheduler.instances_of(name) if i.live]
+        if running and wishes == Wishes():
+            return
+        same = bool(running) and await self.launcher.threads.call(
+            "worker", self.registry.would_be, name, wishes, running[0].plan_hash
+        )
+        self.scheduler.wish(name, wishes, replace=not same)
 
     async def down(self, request: DownRequest) -> Stopped:
         """Stop and wait until each is confirmed gone (or is not, in time)."""

@@ -203,6 +203,16 @@ class Registry:
             backend_recipe=self._catalogue.backend,
         )
 
+    def would_be(self, model: str, wishes: Wishes, plan_hash: str) -> bool:
+        """Whether these wishes lead to the very plan that has this hash. Raises FlexLabError."""
+        planned = self.plan(model, wishes)
+        if not planned.candidates.items or planned.missing:
+            return False
+        candidate = planned.candidates.items[0]
+        claims = {need.pool: need.total_bytes for need in candidate.needs}
+        grant = Grant(devices=candidate.devices, claims=claims)
+        return self.render(candidate, grant).hash == plan_hash
+
     def remove_weights(self, model: str) -> tuple[list[str], int]:
         """Delete what is installed of a model: (paths, bytes freed). Raises FlexLabError."""
         removed: list[str] = []

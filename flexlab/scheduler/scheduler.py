@@ -154,14 +154,14 @@ class Scheduler(Passes):
             if instance.state in ("starting", "loading") and model.keep == "cold":
                 self._stop(instance, "nobody waits for it any more")
 
-    def wish(self, name: str, wishes: Wishes) -> None:
-        """New wishes for a model: what runs on other ones is replaced, never silently kept."""
+    def wish(self, name: str, wishes: Wishes, *, replace: bool = True) -> None:
+        """New wishes for a model; `replace`: what runs on other ones is drained for them."""
         model = self.models[name]
-        if wishes in (model.wishes, Wishes()):
+        if wishes == model.wishes:
             return
         model.wishes, model.candidates = wishes, None
         for instance in self._of(name):
-            if instance.live and not instance.external:
+            if replace and instance.live and not instance.external:
                 self._drain(instance, "replaced: other settings were asked for")
 
     def keep(self, name: str, *, warm: bool | None = None, pinned: bool | None = None) -> None:
