@@ -132,13 +132,15 @@ def living_members(ref: ProcessRef) -> list[ProcessRef]:
         stat
         for stat in all_stats()
         if stat.alive
-        and (
-            stat.pid == ref.pid
-            or (stat.session == session and (leads or INSTANCE_VARIABLE in _environment(stat.pid)))
-        )
+        and (stat.pid == ref.pid or (stat.session == session and (leads or is_marked(stat.pid))))
     ]
     found.sort(key=lambda stat: stat.pid != ref.pid)
     return [_ref(stat, ref.boot_id) for stat in found]
+
+
+def is_marked(pid: int) -> bool:
+    """Whether its environment can be read and bears FLEXLAB_INSTANCE."""
+    return INSTANCE_VARIABLE in _environment(pid)
 
 
 def all_stats() -> Iterator[Stat]:

@@ -38,6 +38,7 @@ from flexlab.spec.plan import API_KEY_FILE, HOST, PORT, LaunchPlan, RuntimeFacts
 
 LOOPBACK = "127.0.0.1"
 KILL_CONFIRM_S = 10.0
+MARKED_S = 1.0
 LLAMACPP_MODULE = "flexlab.engines.llamacpp"
 LOG_MAX_BYTES = 16 * MIB
 
@@ -118,7 +119,8 @@ class ProcessRuntime:
         while left := proc.living_members(ref):
             for member in left:
                 proc.send_signal(member, signal.SIGKILL)
-            if not _wait_until_gone(left, deadline - time.monotonic()):
+            gone = _wait_until_gone(left, deadline - time.monotonic())
+            if not gone or time.monotonic() > deadline:
                 return False
         children.exit_code(ref)
         return True
@@ -215,7 +217,19 @@ class ProcessRuntime:
             child.wait()
             raise LaunchError("/proc cannot be read here", "flexlab doctor", code="proc")
         children.add(ref, child)
+        _wait_until_marked(ref)
         return ref
+
+
+def _wait_until_marked(ref: ProcessRef) -> None:
+    """Until its environment can be read, by which the next start must find it.
+
+    Popen returns when exec closes its pipe, some microseconds before the kernel shows the new
+    environment.
+    """
+    deadline = time.monotonic() + MARKED_S
+    while proc.is_alive(ref) and not proc.is_marked(ref.pid) and time.monotonic() < deadline:
+        time.sleep(0.0005)
 
 
 def _require_free(port: int) -> None:
