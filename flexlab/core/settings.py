@@ -146,9 +146,6 @@ class Loaded:
     sources: dict[str, str]
     """`default`, `settings.yaml:LINE`, `FLEXLAB_PORT` or `option`."""
 
-    file: Path
-    """The settings file; it need not exist."""
-
     warnings: tuple[str, ...] = ()
     """What is odd but stops nothing, such as a FLEXLAB_ variable that nobody reads."""
 
@@ -184,7 +181,7 @@ def load_settings(options: Mapping[str, object] | None = None) -> Loaded:
         sources |= labels
     if problems:
         raise SettingsError("\n".join(problems), _HINT)
-    return Loaded(Settings().model_copy(update=chosen), sources, file, tuple(warnings))
+    return Loaded(Settings().model_copy(update=chosen), sources, tuple(warnings))
 
 
 def _from_file(file: Path, problems: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
