@@ -58,7 +58,10 @@ class Runtime(Protocol):
     def logs(
         self, ref: RuntimeRef | None, log_path: str, *, tail: int, follow: bool
     ) -> Iterator[bytes]:
-        """Lines of its output, oldest first: the last `tail`, then as they come if `follow`."""
+        """Lines of its output, oldest first: the last `tail`, then as they come if `follow`.
+
+        The iterator has a `close()`, which any thread may call while another waits in `next()`.
+        """
 
     def close(self) -> None:
         """Let go of threads and connections; what runs goes on."""

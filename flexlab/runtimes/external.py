@@ -129,7 +129,7 @@ class ExternalRuntime:
         self, ref: RuntimeRef | None, log_path: str, *, tail: int, follow: bool
     ) -> Iterator[bytes]:
         """None of its lines are here."""
-        return iter(())
+        yield from ()
 
     def close(self) -> None:
         """Nothing is held."""

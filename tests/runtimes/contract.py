@@ -149,6 +149,15 @@ class RuntimeContract:
         finally:
             runtime.stop(started.ref, 1.0)
 
+    def test_logs_end_and_can_be_closed(
+        self, runtime: Runtime, plan_for: PlanFor, launch: Launch
+    ) -> None:
+        started = runtime.start(plan_for("good"), launch)
+        lines = runtime.logs(started.ref, launch.log_path, tail=5, follow=False)
+        assert len(list(lines)) <= 5
+        lines.close()  # type: ignore[attr-defined]
+        assert list(lines) == []
+
     def test_a_closed_watch_may_be_closed_again(
         self, runtime: Runtime, plan_for: PlanFor, launch: Launch
     ) -> None:
