@@ -30,7 +30,7 @@ from flexlab.gateway.control import (
 )
 from flexlab.runtimes.base import Runtime
 from flexlab.scheduler.scheduler import Scheduler
-from flexlab.scheduler.state import Instance, Model, PoolAccount
+from flexlab.scheduler.state import Instance, Model, PoolAccount, safe_name
 from flexlab.scheduler.views import Known, Views
 from flexlab.spec.instance import Launch
 from flexlab.spec.lab import Event, ModelView, Snapshot, UpStep
@@ -327,15 +327,14 @@ class Lab:
                 return
 
 
-def pool_account(pool: Pool, settings: Settings) -> PoolAccount:
-    """A pool of the machine, with the reserve and limit that the settings ask for."""
-    reserve = settings.ram_reserve_bytes if pool.kind == "ram" else None
+def pool_account(pool: Pool) -> PoolAccount:
+    """A pool of the machine as the scheduler accounts it."""
     return PoolAccount(
         id=pool.id,
         kind=pool.kind,
         total_bytes=pool.total_bytes,
-        reserve_bytes=pool.reserve_bytes if reserve is None else reserve,
-        limit_bytes=settings.ram_limit_bytes if pool.kind == "ram" else None,
+        reserve_bytes=pool.reserve_bytes,
+        limit_bytes=pool.budget_bytes,
         used_bytes=pool.used_bytes,
         foreign_bytes=pool.used_bytes,
         sampled_at=pool.sampled_at,
@@ -343,8 +342,6 @@ def pool_account(pool: Pool, settings: Settings) -> PoolAccount:
 
 
 def _newest_log(model: str) -> str | None:
-    from flexlab.scheduler.state import safe_name
-
     found = sorted(
         paths.logs_dir().glob(f"{safe_name(model)}-{'[0-9a-f]' * 8}.log"),
         key=lambda path: path.stat().st_mtime,

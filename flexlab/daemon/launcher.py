@@ -180,16 +180,16 @@ class Launcher:
             plan = await self.threads.call(
                 "worker", self._registry.render, placement.candidate, placement.grant
             )
-            started = await self._launch(instance, plan)
-            self.scheduler.launched(
-                instance,
-                started.endpoint,
-                ref=show_ref(started.ref),
-                image=plan.image,
-                plan_hash=plan.hash,
-                log_path=self.held[instance].log_path,
-            )
-            await self.loading.until_ready(self.held[instance], self._died[instance])
+            for tries_left in reversed(range(PORT_TRIES)):
+                try:
+                    await self._launch(instance, plan)
+                    await self.loading.until_ready(self.held[instance], self._died[instance])
+                    break
+                except LaunchError as error:
+                    # Somebody else was faster to bind the port that was free a moment ago.
+                    if error.code != "port_taken" or not tries_left:
+                        raise
+                    await self._confirm_gone(instance)
             load_s = time.monotonic() - began
             await self._write(instance, ready_at=time.time(), load_s=load_s)
             self._died.pop(instance, None)
@@ -205,43 +205,45 @@ class Launcher:
         finally:
             self._starting.pop(instance, None)
 
-    async def _launch(self, instance: str, plan: LaunchPlan) -> Started:
+    async def _launch(self, instance: str, plan: LaunchPlan) -> None:
         """Record, start, record again. The record comes first: a crash between finds its trace."""
-        self.held[instance] = self._new_record(instance, plan)
+        record = self.held[instance] = self._new_record(instance, plan)
         try:
             await self._write(instance)
-            launch = Launch(
-                instance=instance,
-                installation=self._installation,
-                api_key=self.held[instance].api_key,
-                log_path=self.held[instance].log_path,
-            )
-            started = await self._run(instance, plan, launch)
+            started = await self._run(record)
             await self._write(instance, ref=started.ref, endpoint=started.endpoint)
         except OSError as error:
             hint = f"is {paths.state_dir()} full or read-only?"
             raise LaunchError(f"the launch cannot be recorded: {error}", hint) from error
         self.watch(instance)
-        return started
+        self.scheduler.launched(
+            instance,
+            started.endpoint,
+            ref=show_ref(started.ref),
+            image=plan.image,
+            plan_hash=plan.hash,
+            log_path=record.log_path,
+        )
 
-    async def _run(self, instance: str, plan: LaunchPlan, launch: Launch) -> Started:
-        runtime = self._runtimes[plan.runtime]
-        for tries_left in reversed(range(PORT_TRIES)):
-            start = asyncio.ensure_future(
-                self.threads.call(runtime.name, runtime.start, plan, launch)
-            )
-            try:
-                return await asyncio.shield(start)
-            except asyncio.CancelledError:
-                # The thread goes on whatever we do: `_stop` must learn what it started.
-                with contextlib.suppress(FlexLabError):
-                    started = await start
-                    self._remember(instance, ref=started.ref, endpoint=started.endpoint)
-                raise
-            except LaunchError as error:
-                if error.code != "port_taken" or not tries_left:
-                    raise
-        raise AssertionError("the last try returns or raises")
+    async def _run(self, record: LaunchRecord) -> Started:
+        runtime = self._runtimes[record.plan.runtime]
+        launch = Launch(
+            instance=record.instance,
+            installation=self._installation,
+            api_key=record.api_key,
+            log_path=record.log_path,
+        )
+        start = asyncio.ensure_future(
+            self.threads.call(runtime.name, runtime.start, record.plan, launch)
+        )
+        try:
+            return await asyncio.shield(start)
+        except asyncio.CancelledError:
+            # The thread goes on whatever we do: `_stop` must learn what it started.
+            with contextlib.suppress(FlexLabError):
+                late = await start
+                self._remember(record.instance, ref=late.ref, endpoint=late.endpoint)
+            raise
 
     def _new_record(self, instance: str, plan: LaunchPlan) -> LaunchRecord:
         log_path = paths.private_dir(paths.logs_dir()) / f"{instance}.log"
@@ -273,6 +275,8 @@ class Launcher:
         record = self.held[instance]
         assert record.ref is not None
         loop = asyncio.get_running_loop()
+        if earlier := self._watches.pop(instance, None):
+            earlier.close()
         if loading:
             self._died[instance] = loop.create_future()
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from flexlab import backends
 from flexlab.core.errors import LaunchError
-from flexlab.core.text import clean_line
+from flexlab.core.text import clean, clean_line
 from flexlab.daemon.registry import Registry
 from flexlab.daemon.tasks import Threads
 from flexlab.runtimes.base import Runtime
+from flexlab.spec.engine import CAUSES, sentence_in
 from flexlab.spec.instance import Endpoint, LaunchRecord, RunState
 from flexlab.spec.plan import LaunchPlan
 
@@ -114,16 +115,19 @@ class Loading:
                 runtime.logs(record.ref, record.log_path, tail=LOG_TAIL_LINES, follow=False)
             ),
         )
-        text = b"\n".join(lines).decode(errors="replace")
+        text = clean(b"\n".join(lines).decode(errors="replace"))
+        hint = f"flexlab logs {plan.model}"
+        if state is not None and state.exit_code in CAUSES:
+            code, cause = CAUSES[state.exit_code]
+            return LaunchError(sentence_in(text.splitlines()) or cause, hint, code=code)
         patterns = self._registry.backend(plan.backend).patterns
         problem = backends.get(plan.backend).explain(text, patterns)
-        hint = f"flexlab logs {plan.model}"
         if problem is not None:
             return LaunchError(problem.message, problem.hint or hint, code=problem.code)
         if state is not None:
             last = next((clean_line(x) for x in reversed(text.splitlines()) if x.strip()), "")
-            why = state.why or "it ended"
             tail = f"; its last words: {last[:200]}" if last else ""
+            why = state.why or "it ended"
             return LaunchError(f"the engine of {plan.model} did not start: {why}{tail}", hint)
         if late_s is not None:
             why = f"not ready after {late_s:.0f} s without a sign of progress"

@@ -57,14 +57,14 @@ class Registry:
         externals: Mapping[str, str],
         *,
         load: Callable[[], Catalogue] = Catalogue.load,
-        detect: Callable[[], Machine] = inventory.detect,
+        detect: Callable[[], Machine] | None = None,
     ) -> None:
         self.settings = settings
         self.externals = dict(externals)
         self.store = Store(settings.models_dir)
         self._runtimes = runtimes
         self._load = load
-        self._detect = detect
+        self._detect = detect or self._detect_here
         self._catalogue = load()
         self._derived: dict[str, ModelRecipe] = {}
         self.sources: dict[str, str] = {}
@@ -147,6 +147,12 @@ class Registry:
         """What is here now."""
         return self._detect()
 
+    def _detect_here(self) -> Machine:
+        return inventory.detect(
+            ram_reserve_bytes=self.settings.ram_reserve_bytes,
+            ram_budget_bytes=self.settings.ram_limit_bytes,
+        )
+
     def facts(self, weights: tuple[Weight, ...]) -> Facts:
         """Runtimes, and where these weights are."""
         found = {w.source: path for w in weights if (path := self.store.installed(w))}
@@ -201,6 +207,7 @@ class Registry:
             machine=self.machine(),
             facts=self.facts(candidate.weights),
             backend_recipe=self._catalogue.backend,
+            stop_timeout_s=self._told("stop_timeout_s"),
         )
 
     def would_be(self, model: str, wishes: Wishes, plan_hash: str) -> bool:
@@ -223,6 +230,11 @@ class Registry:
                     freed += self.store.remove(weight)
                     removed.append(str(path))
         return removed, freed
+
+    def _told(self, setting: str) -> float | None:
+        """A setting's value if the user gave one: a default does not beat the recipe."""
+        given = setting in self.settings.model_fields_set
+        return getattr(self.settings, setting) if given else None
 
     def backend(self, name: str) -> BackendRecipe:
         """The backend recipe of this name. Raises RecipeError."""

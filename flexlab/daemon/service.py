@@ -130,7 +130,7 @@ class Service:
         """Adopt, then listen."""
         self.lab.machine = await self.launcher.threads.call("worker", self.registry.machine)
         for pool in self.lab.machine.pools:
-            self.scheduler.add_pool(pool_account(pool, self.settings))
+            self.scheduler.add_pool(pool_account(pool))
         self.lab.register_all()
         self.lab.attach_externals()
         await adopt_all(

@@ -245,7 +245,7 @@ class Scheduler(Passes):
     def launched(self, instance: str, endpoint: Endpoint, **known: str | None) -> None:
         """It runs and loads. `known`: ref, image, plan_hash, log_path, for the views."""
         found = self.instances.get(instance)
-        if found is None or found.state != "starting":
+        if found is None or found.state not in ("starting", "loading"):
             return
         found.endpoint = endpoint
         for name, value in known.items():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from world import World, play
 
 from flexlab.spec.plan import Wishes
-from tests.scheduler.world import World, play
 
 
 def test_first_request_loads_and_gets_its_lease_when_ready() -> None:

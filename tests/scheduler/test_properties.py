@@ -6,8 +6,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from tests.scheduler.world import Asked, World, play
+from world import Asked, World, play
 
 STEPS = st.lists(
     st.tuples(

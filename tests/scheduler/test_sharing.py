@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.scheduler.world import World, play
+from world import World, play
 
 
 def test_an_idle_model_makes_room_and_is_confirmed_gone_first() -> None:
