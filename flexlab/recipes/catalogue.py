@@ -7,6 +7,8 @@ Files are read when they are needed: one model by its name costs one file.
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -49,20 +51,27 @@ class Catalogue:
         """Every usable backend recipe by name."""
         return list(self._backends.all())
 
-    def resolve(self, name: str) -> ModelRecipe:
-        """The recipe of a name, an alias, or a source (then one is derived).
+    def resolve(self, name: str, derived: Mapping[str, ModelRecipe] | None = None) -> ModelRecipe:
+        """The recipe of a name or an alias; for a source the one that names it, or a derived one.
 
+        `derived` are the recipes that were derived before, by name: the same source gets the same
+        one again, another source of the same file name gets a name of its own.
         Raises UnknownModel with near names, RecipeError when the recipe is wrong, UsageError when
         a source is.
         """
+        before = derived or {}
         if name in self._models.files:
             return self._models.get(name)
         aliases = self._aliases_of_models()
         if name in aliases.owner:
             return self._models.get(aliases.owner[name])
-        known = [*self._models.files, *aliases.owner]
+        known = [*self._models.files, *aliases.owner, *before]
+        if name in before:
+            return before[name]
         if means_source(name):
-            return derive(source_of(name), known)
+            source = source_of(name)
+            found = _naming(source.uri, [*self._models.all(), *before.values()])
+            return found or derive(source, known)
         hint = "flexlab recipes names the recipe files that are wrong" if self.problems else None
         raise UnknownModel(clean_line(name), near(name, known), hint)
 
@@ -138,6 +147,14 @@ class _Aliases:
         return tuple(alias for alias, owner in self.owner.items() if owner == name)
 
 
+def _naming(uri: str, recipes: Iterable[ModelRecipe]) -> ModelRecipe | None:
+    """The first recipe with a variant that runs exactly this source."""
+    for recipe in recipes:
+        if any(variant.weights[0].parsed.uri == uri for variant in recipe.variants):
+            return recipe
+    return None
+
+
 def check_file(file: Path) -> ModelRecipe | BackendRecipe:
     """Read one recipe file, wherever it lies. Raises RecipeError with all that is wrong.
 
@@ -177,7 +194,8 @@ def save(recipe: ModelRecipe) -> Path:
                 raise
     except FileExistsError:
         raise RecipeError(
-            f"{file} is there already and was not changed", f"edit it, or remove it: rm {file}"
+            f"{file} is there already and was not changed",
+            f"edit it, or remove it: rm {shlex.quote(str(file))}",
         ) from None
     except OSError as failure:
         raise RecipeError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,9 @@ def read(kind: type[R], file: RecipeFile) -> tuple[R, Document]:
         text = f"name: {recipe.name!r} is not the file's name, {file.path.stem!r}; rename one"
         flaws.append(document.flaw(("name",), text))
     if recipe is None or flaws:
-        raise RecipeError(report(file.shown, flaws), f"flexlab recipes check {file.path}")
+        raise RecipeError(
+            report(file.shown, flaws), f"flexlab recipes check {shlex.quote(str(file.path))}"
+        )
     return recipe, document
 
 

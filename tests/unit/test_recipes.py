@@ -233,6 +233,23 @@ def test_a_derived_name_never_hides_a_recipe(tmp_path: Path) -> None:
     assert len(name) == len("smollm2-") + 6
 
 
+def test_a_saved_source_is_not_derived_a_second_time() -> None:
+    source = "hf://org/repo/Model-Q4.gguf"
+    save(Catalogue.load().resolve(source))
+    assert Catalogue.load().resolve(source).name == "model-q4"
+
+
+def test_two_sources_of_one_file_name_are_two_models() -> None:
+    catalogue = Catalogue.load()
+    first = catalogue.resolve("hf://a/r/model.gguf")
+    before = {first.name: first}
+    second = catalogue.resolve("hf://b/r/model.gguf", before)
+    assert first.name == "model"
+    assert second.name != first.name
+    assert catalogue.resolve("hf://a/r/model.gguf", before) == first
+    assert catalogue.resolve("model", before) == first
+
+
 def test_all_parts_of_a_split_model_are_its_weights() -> None:
     recipe = Catalogue.load().resolve("hf://o/r/big-00001-of-00003.gguf")
     assert recipe.name == "big"
