@@ -18,6 +18,7 @@ from flexlab.core.errors import DaemonUnreachable, FlexLabError
 from flexlab.core.text import clean_line
 
 LOG_TAIL_BYTES = 2000
+ENDING_S = 1.0
 
 # Kept until this process ends: the daemon outlives us, and nobody waits for it.
 _started: list[subprocess.Popen[bytes]] = []
@@ -126,7 +127,7 @@ def _judge(line: bytes, process: subprocess.Popen[bytes]) -> bool:
     try:
         report = msgspec.json.decode(line, type=_Ready)
     except msgspec.MsgspecError:
-        if process.poll() is None and not line:
+        if not _has_ended(process):
             raise DaemonUnreachable(
                 f"the daemon (pid {process.pid}) is still starting", f"its log: {log}"
             ) from None
@@ -136,6 +137,15 @@ def _judge(line: bytes, process: subprocess.Popen[bytes]) -> bool:
     if report.error is not None:
         raise DaemonSaid(report.error)
     return report.ready
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """A dying process closes its pipe a moment before it can be waited for."""
+    try:
+        process.wait(ENDING_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _last_words(log: Path) -> str:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from flexlab.core.text import clean_line
 
 GAP = "  "
-SMALLEST_FLEXIBLE_CELLS = 8
+SMALLEST_FLEXIBLE_CELLS = 16
+"""Narrower than this, a column says too little: others are dropped instead."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,9 @@ def _fit(columns: Sequence[Column], natural: list[int], width: int) -> tuple[lis
     while True:
         widths = list(natural)
         over = sum(widths[i] for i in shown) + len(GAP) * (len(shown) - 1) - width
-        for i in shown:
+        for i in sorted(shown, key=lambda i: -columns[i].drop):
             if over > 0 and columns[i].flexible:
-                smallest = max(SMALLEST_FLEXIBLE_CELLS, cell_width(columns[i].title))
-                taken = min(over, max(0, widths[i] - smallest))
+                taken = min(over, max(0, widths[i] - SMALLEST_FLEXIBLE_CELLS))
                 widths[i] -= taken
                 over -= taken
         droppable = [i for i in shown if columns[i].drop]
@@ -83,10 +83,11 @@ def _fit(columns: Sequence[Column], natural: list[int], width: int) -> tuple[lis
 
 
 def _squeeze(shown: list[int], widths: list[int], over: int) -> list[int]:
-    """The last resort on a very narrow terminal: cut the widest column that is left."""
-    if over > 0:
-        widest = max(shown, key=lambda i: widths[i])
-        widths[widest] = max(1, widths[widest] - over)
+    """The last resort on a very narrow terminal: cut what is left, the widest column first."""
+    for i in sorted(shown, key=lambda i: -widths[i]):
+        taken = min(max(over, 0), widths[i] - 1)
+        widths[i] -= taken
+        over -= taken
     return widths
 
 

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import Flexlab, command, environment
+from cli_process import Flexlab, command, environment
 
 from flexlab.cli import main
 from flexlab.core.errors import FitError
@@ -36,10 +36,9 @@ def test_a_bare_command_prints_the_help(flexlab: Flexlab) -> None:
 
 
 @pytest.mark.parametrize("verb", [name for verbs in main.VERBS.values() for name in verbs])
-def test_every_verb_has_a_help_page(flexlab: Flexlab, verb: str) -> None:
-    shown = flexlab(verb, "--help")
-    assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.startswith(f"Usage: flexlab {verb}")
+def test_every_verb_has_a_help_page(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    assert main.run([verb, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: flexlab {verb}")
 
 
 def test_an_unknown_verb_suggests_the_near_one(flexlab: Flexlab) -> None:
@@ -54,13 +53,13 @@ def test_an_unknown_verb_suggests_the_near_one(flexlab: Flexlab) -> None:
     [("up",), ("run",), ("pull",), ("rm",), ("down",), ("logs",), ("up", "--bogus"), ("--bogus",)],
 )
 def test_wrong_words_give_the_usage_line_and_exit_2(
-    flexlab: Flexlab, words: tuple[str, ...]
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
-    shown = flexlab(*words)
-    assert shown.returncode == 2
-    assert "usage: flexlab" in shown.stderr
-    assert "hint: " in shown.stderr
-    assert "Traceback" not in shown.stderr
+    assert main.run(list(words)) == 2
+    said = capsys.readouterr().err
+    assert "usage: flexlab" in said
+    assert "hint: " in said
+    assert "Traceback" not in said
 
 
 def test_errors_are_json_too_when_json_was_asked_for(flexlab: Flexlab) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Flexlab, command, environment
+from cli_process import Flexlab, command, environment
 from fake_daemon import MODEL, FakeDaemon
 
 from flexlab import client

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import Flexlab
+from cli_process import Flexlab
 from fake_daemon import ANSWER, MODEL, FakeDaemon, instance_view, model_view, up_ready, up_story
 
 from flexlab.spec.lab import UpStep
