@@ -18,6 +18,7 @@ from flexlab.daemon.events import EventLog
 from flexlab.daemon.files import ModelState, read_models, write_models
 from flexlab.daemon.launcher import Launcher
 from flexlab.daemon.registry import Registry
+from flexlab.daemon.tasks import stream
 from flexlab.daemon.up import up_steps
 from flexlab.gateway.control import (
     DownRequest,
@@ -303,18 +304,7 @@ class Lab:
             raise UsageError(f"{name} has no log: it was never started", f"flexlab up {name}")
         runtime = self._runtimes[found[-1].plan.runtime if found else "process"]
         lines = runtime.logs(ref, log_path, tail=tail, follow=follow)
-        return self._in_thread(lines, runtime.name)
-
-    async def _in_thread(self, lines: object, pool: str) -> AsyncIterator[bytes]:
-        iterator = iter(lines)  # type: ignore[call-overload]
-        try:
-            while True:
-                chunk = await asyncio.to_thread(next, iterator, None)
-                if chunk is None:
-                    return
-                yield chunk if chunk.endswith(b"\n") else chunk + b"\n"
-        finally:
-            await asyncio.to_thread(iterator.close)
+        return stream(lines)
 
     async def events(self, after: int, *, follow: bool) -> AsyncIterator[Event]:
         """Events newer than `after`, and then as they come if `follow`."""

@@ -18,7 +18,7 @@ from flexlab.core.text import clean, clean_line
 from flexlab.daemon.registry import Registry
 from flexlab.daemon.tasks import Threads
 from flexlab.runtimes.base import Runtime
-from flexlab.spec.engine import CAUSES, sentence_in
+from flexlab.spec.engine import sentence_in
 from flexlab.spec.instance import Endpoint, LaunchRecord, RunState
 from flexlab.spec.plan import LaunchPlan
 
@@ -117,9 +117,9 @@ class Loading:
         )
         text = clean(b"\n".join(lines).decode(errors="replace"))
         hint = f"flexlab logs {plan.model}"
-        if state is not None and state.exit_code in CAUSES:
-            code, cause = CAUSES[state.exit_code]
-            return LaunchError(sentence_in(text.splitlines()) or cause, hint, code=code)
+        if state is not None and state.code is not None:
+            said = sentence_in(text.splitlines()) or state.why or "it ended"
+            return LaunchError(said, hint, code=state.code)
         patterns = self._registry.backend(plan.backend).patterns
         problem = backends.get(plan.backend).explain(text, patterns)
         if problem is not None:

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import IO
 
 from flexlab import __version__
@@ -27,6 +28,7 @@ from flexlab.gateway.routes import Router
 from flexlab.gpus.memory import sample_ram
 from flexlab.runtimes.base import Runtime
 from flexlab.runtimes.external import ExternalRuntime
+from flexlab.runtimes.logfile import rotate
 from flexlab.runtimes.process import ProcessRuntime
 from flexlab.scheduler.policy import Policy
 from flexlab.scheduler.scheduler import Scheduler
@@ -98,7 +100,7 @@ class Service:
         state = paths.private_dir(paths.state_dir())
         self.settings = settings
         self.runtimes: Mapping[str, Runtime] = runtimes or {
-            "process": ProcessRuntime(),
+            "process": ProcessRuntime(log_max_bytes=settings.log_max_bytes),
             "external": ExternalRuntime(externals),
         }
         self.installation = installation_id(state)
@@ -193,4 +195,7 @@ class Service:
                 )
                 if held is not None:
                     measured[instance] = held
+                await self.launcher.threads.call(
+                    "worker", rotate, Path(record.log_path), self.settings.log_max_bytes
+                )
             self.scheduler.sample(RAM_POOL, pool.used_bytes, measured)

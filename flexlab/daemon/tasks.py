@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
+
+from flexlab.runtimes.base import LogLines
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -65,3 +67,18 @@ class Threads:
         """Without waiting: a thread that hangs must not hold up the end of the daemon."""
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def stream(lines: LogLines) -> AsyncIterator[bytes]:
+    """Lines of a log, each ended by a newline, read in a thread of the stream's own.
+
+    The thread exists for as long as somebody reads.
+    """
+    loop = asyncio.get_running_loop()
+    thread = ThreadPoolExecutor(1, thread_name_prefix="flexlab-stream")
+    try:
+        while (line := await loop.run_in_executor(thread, next, lines, None)) is not None:
+            yield line + b"\n"
+    finally:
+        lines.close()  # wakes the thread if it waits for more
+        thread.shutdown(wait=False)

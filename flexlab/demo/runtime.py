@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from flexlab.core.errors import LaunchError
 from flexlab.demo.engine import LOOPBACK, Behaviour, FakeEngine
@@ -96,7 +96,7 @@ class DemoRuntime:
 
     def logs(
         self, ref: RuntimeRef | None, log_path: str, *, tail: int, follow: bool
-    ) -> Iterator[bytes]:
+    ) -> DemoLogLines:
         """Kept in memory under `log_path`."""
         log = self._world.logs.setdefault(log_path, DemoLog())
         return DemoLogLines(log, tail=tail, follow=follow)

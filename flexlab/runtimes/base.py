@@ -20,6 +20,16 @@ class Watch(Protocol):
     def close(self) -> None: ...
 
 
+class LogLines(Protocol):
+    """Lines without their newline; any thread may `close()` while another waits in `next()`."""
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+    def __next__(self) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
 class Runtime(Protocol):
     """process | docker | k3s | external | demo."""
 
@@ -55,13 +65,8 @@ class Runtime(Protocol):
     def memory_bytes(self, ref: RuntimeRef) -> int | None:
         """Host memory that it holds now (resident, its children included), None if unknown."""
 
-    def logs(
-        self, ref: RuntimeRef | None, log_path: str, *, tail: int, follow: bool
-    ) -> Iterator[bytes]:
-        """Lines of its output, oldest first: the last `tail`, then as they come if `follow`.
-
-        The iterator has a `close()`, which any thread may call while another waits in `next()`.
-        """
+    def logs(self, ref: RuntimeRef | None, log_path: str, *, tail: int, follow: bool) -> LogLines:
+        """Lines of its output, oldest first: the last `tail`, then as they come if `follow`."""
 
     def close(self) -> None:
         """Let go of threads and connections; what runs goes on."""

@@ -8,7 +8,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from flexlab.core.errors import LaunchError, SettingsError
-from flexlab.runtimes.base import Watch
+from flexlab.runtimes.base import LogLines, Watch
 from flexlab.spec.instance import (
     Endpoint,
     ExternalRef,
@@ -69,6 +69,19 @@ class NothingToWatch:
         """Harmless."""
 
 
+class NoLines:
+    """The log of somebody else's server: nothing that could be read here."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        raise StopIteration
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
 class ExternalRuntime:
     """See `runtimes.base.Runtime`. Nothing is started, stopped, owned or read here."""
 
@@ -125,11 +138,9 @@ class ExternalRuntime:
         """Unknown: it may be on another machine."""
         return None
 
-    def logs(
-        self, ref: RuntimeRef | None, log_path: str, *, tail: int, follow: bool
-    ) -> Iterator[bytes]:
+    def logs(self, ref: RuntimeRef | None, log_path: str, *, tail: int, follow: bool) -> LogLines:
         """None of its lines are here."""
-        yield from ()
+        return NoLines()
 
     def close(self) -> None:
         """Nothing is held."""

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from flexlab.core.errors import LaunchError
@@ -139,7 +139,7 @@ class ProcessRuntime:
 
     def logs(
         self, ref: RuntimeRef | None, log_path: str, *, tail: int, follow: bool
-    ) -> Iterator[bytes]:
+    ) -> logfile.LogLines:
         """Its log file's lines; the iterator's `close()` ends a follow from any thread."""
         return logfile.LogLines(Path(log_path), tail_lines=tail, follow=follow)
 
