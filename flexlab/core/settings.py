@@ -50,7 +50,10 @@ def _host(value: str) -> str:
 
 
 def _folder(value: Path) -> Path:
-    folder = value.expanduser()
+    try:
+        folder = value.expanduser()
+    except RuntimeError:
+        raise ValueError(f"{str(value)!r} names a user that does not exist") from None
     # The daemon works in another folder than the shell in which a relative path was meant.
     if not folder.is_absolute():
         raise ValueError(f"{str(value)!r} must be an absolute path, or start with ~")

@@ -43,9 +43,9 @@ _PLAIN = (
         list("-+.0123456789"),
     ),
 )
-# What libyaml says -> what to do about it.
+# What libyaml (or PyYAML's own parser) says, by its beginning -> what to do about it.
 _MENDS = {
-    "mapping values are not allowed in this context": (
+    "mapping values are not allowed": (
         "a second `: ` in one value; put the value in quotes, or the key on a line of its own"
     ),
     "could not find expected ':'": "a key without `:` behind it",
@@ -53,6 +53,7 @@ _MENDS = {
     "found undefined alias": "an alias (*name) without its anchor (&name) before it",
     "but found another document": "a second document; one file holds one",
     "did not find expected ','": "a missing comma, or a bracket that is not closed",
+    "expected ',' or": "a missing comma, or a bracket that is not closed",
     "found unexpected end of stream": "the file ends inside quotes",
     "exceeded maximum nesting depth": "nested too deeply",
 }

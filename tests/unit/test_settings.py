@@ -119,6 +119,13 @@ def test_a_relative_models_folder_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert problems() == ["FLEXLAB_MODELS_DIR: 'models' must be an absolute path, or start with ~"]
 
 
+def test_the_home_of_nobody_is_refused() -> None:
+    file = write("models_dir: ~nobody-of-this-name/models\n")
+    assert problems() == [
+        f"{file}:1:13: models_dir: '~nobody-of-this-name/models' names a user that does not exist"
+    ]
+
+
 def test_variables_that_nobody_reads_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FLEXLAB_STATE_DIR", "FLEXLAB_OWNER", "FLEXLAB_TEST_X", "FLEXLAB_INSTANCE"):
         monkeypatch.setenv(name, "/tmp/x")
