@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
@@ -95,7 +96,7 @@ def open_client(access: Access, patience: Patience) -> httpx.Client:
         return httpx.Client(
             headers={**headers, **access.headers},
             auth=access.auth,
-            verify=_tls(access),
+            verify=_tls(access.verify, access.ca_file, access.client_cert),
             proxy=access.proxy,
             timeout=limits,
             follow_redirects=True,
@@ -107,21 +108,25 @@ def open_client(access: Access, patience: Patience) -> httpx.Client:
         ) from error
 
 
-def _tls(access: Access) -> ssl.SSLContext | bool:
-    """Trust httpx's own roots and the system's, or exactly those of `ca_file` (as pip does)."""
+@cache
+def _tls(verify: bool, ca_file: str | None, client_cert: str | None) -> ssl.SSLContext | bool:
+    """Trust httpx's own roots and the system's, or exactly those of `ca_file` (as pip does).
+
+    Kept: reading the roots takes 50 ms, and one fetch opens several clients.
+    """
     import ssl
 
     import httpx
 
-    if not access.verify:
+    if not verify:
         return False
-    if access.ca_file:
-        context = ssl.create_default_context(cafile=access.ca_file)
+    if ca_file:
+        context = ssl.create_default_context(cafile=ca_file)
     else:
         context = httpx.create_ssl_context()
         context.load_default_certs()
-    if access.client_cert:
-        context.load_cert_chain(access.client_cert)
+    if client_cert:
+        context.load_cert_chain(client_cert)
     return context
 
 

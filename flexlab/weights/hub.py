@@ -249,10 +249,10 @@ def _item(source: HfSource, commit: str, chosen: list[HubFile], store: Store) ->
     cached = _all_cached(source, commit, chosen)
     if cached is not None:
         paths = [str(path) for path in cached]
-        main = _main_path(chosen, paths, str(hub_cache.snapshot(source, commit)))
+        main = _main_path(source, chosen, paths, str(hub_cache.snapshot(source, commit)))
     else:
         paths = [store.relative(home / file.path) for file in chosen]
-        main = _main_path(chosen, paths, store.relative(home))
+        main = _main_path(source, chosen, paths, store.relative(home))
     sizes = [file.size_bytes for file in chosen]
     known = [size for size in sizes if size is not None]
     return Item(
@@ -269,12 +269,14 @@ def _item(source: HfSource, commit: str, chosen: list[HubFile], store: Store) ->
     )
 
 
-def _main_path(chosen: list[HubFile], paths: list[str], folder: str) -> str:
-    """What an engine is given: the file, the first part of a split model, else the folder."""
+def _main_path(source: HfSource, chosen: list[HubFile], paths: list[str], folder: str) -> str:
+    """What an engine is given: the file, the first part of a split GGUF model, else the folder."""
     first = chosen[0].path
-    parts = shard_pattern(first)
-    one_model = len(chosen) == 1 or (parts and all(fnmatchcase(f.path, parts) for f in chosen))
-    return paths[0] if one_model and weight_format(first) == "gguf" else folder
+    if len(chosen) == 1 and (source.is_file or weight_format(first) == "gguf"):
+        return paths[0]
+    pattern = shard_pattern(first) if weight_format(first) == "gguf" else None
+    is_one_model = pattern and all(fnmatchcase(file.path, pattern) for file in chosen)
+    return paths[0] if is_one_model else folder
 
 
 def _all_cached(source: HfSource, commit: str, chosen: list[HubFile]) -> list[Path] | None:

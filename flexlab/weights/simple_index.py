@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
-from urllib.request import url2pathname
 
 import msgspec
 
@@ -74,7 +73,7 @@ def local_path(place: str) -> Path | None:
     """The path that a `file:` URL or a plain path names; None for what is somewhere else."""
     parts = urlsplit(place)
     if parts.scheme == "file":
-        return Path(url2pathname(parts.path))
+        return Path(unquote(parts.path))
     return None if parts.scheme in ("http", "https") else Path(place).expanduser()
 
 
@@ -101,7 +100,7 @@ def _remote_links(document: Document, place: str) -> Iterator[Link]:
         if parts.scheme in ("http", "https"):
             yield Link(name, place, url=url.partition("#")[0], sha256=sha256)
         elif is_local and parts.scheme == "file":  # a server must not send us to our own files
-            yield Link(name, place, path=Path(url2pathname(parts.path)), sha256=sha256)
+            yield Link(name, place, path=Path(unquote(parts.path)), sha256=sha256)
 
 
 class _IndexFile(msgspec.Struct):

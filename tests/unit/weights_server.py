@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import pytest
 
 BLOCK_BYTES = 64 * 1024
 GIVE_UP_S = 30.0
@@ -124,6 +127,16 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {"Content-Length": str(length), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
+
+
+def forget_network_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No index, proxy, login or certificate of this machine."""
+    for name in list(os.environ):
+        if name.startswith("PIP_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    for name in ("NETRC", "HUGGING_FACE_HUB_TOKEN", "SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
 
 
 @contextmanager
