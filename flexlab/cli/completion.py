@@ -8,6 +8,7 @@ a YAML parser, pydantic or the daemon.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,8 +112,7 @@ complete -o filenames -F _flexlab flexlab"""
 
 def _zsh() -> str:
     verbs = "\n".join(
-        f"        '{name}:{help_line.replace(chr(39), chr(39) * 2)}'"
-        for name, help_line in _verbs().items()
+        "        " + shlex.quote(f"{name}:{help_line}") for name, help_line in _verbs().items()
     )
     cases = "".join(
         f"        {verb}) compadd -- {' '.join(words)}; _files ;;\n"
@@ -120,7 +120,6 @@ def _zsh() -> str:
     )
     return f"""#compdef flexlab
 _flexlab() {{
-    setopt local_options rc_quotes
     local -a verbs
     verbs=(
 {verbs}

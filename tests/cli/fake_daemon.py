@@ -83,6 +83,9 @@ class FakeDaemon:
         self.ended = threading.Event()
         self.chats: list[dict[str, Any]] = []
         self.pieces: list[str] = list(ANSWER)
+        self.chat_hangs = False
+        """Whether a streamed answer never ends after its pieces."""
+        self.chat_left = threading.Event()
 
     def __enter__(self) -> FakeDaemon:
         paths.private_dir(paths.state_dir())
@@ -269,7 +272,14 @@ def _gateway_handler(daemon: FakeDaemon) -> type[_Handler]:
                 status, error = daemon.errors[self.path]
                 self.answer(json.dumps({"error": error}).encode(), status)
                 return
-            if body.get("stream"):
+            if body.get("stream") and daemon.chat_hangs:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.writelines(list(_sse(daemon.pieces))[: len(daemon.pieces)])
+                with contextlib.suppress(OSError):
+                    self.rfile.read(1)  # ends when the client leaves
+                daemon.chat_left.set()
+            elif body.get("stream"):
                 self.stream(_sse(daemon.pieces), "text/event-stream")
             else:
                 message = {"role": "assistant", "content": "".join(daemon.pieces)}
