@@ -8,6 +8,7 @@ a child, so that a slow disk or a long checksum never holds up a stream.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -67,6 +68,8 @@ def _fetch(weight: Weight, store: Store, meter: Meter, patience: Patience) -> Pa
         )
     if (path := store.installed(weight)) is not None:
         _check_format(source, path)
+        meter.begin(weight.archive_bytes or weight.size_bytes or 0)
+        meter.end()
         return path
     if isinstance(source, FileSource) and not os.path.exists(source.path):
         raise WeightsError(
@@ -130,7 +133,9 @@ def _checked_file(source: FileSource, weight: Weight, meter: Meter) -> Item:
     meter.say("verify", f"{path.name}: checking")
     try:
         size_bytes = path.stat().st_size
-        found = files.hash_file(path, lambda _: None)
+        meter.begin()
+        found = files.hash_file(path, meter.move)
+        meter.end()
     except OSError as error:
         raise WeightsError(
             f"cannot read {path}: {error.strerror}", f"ls -l {path}", code="weights_not_found"
@@ -228,7 +233,8 @@ def _write_line(value: object) -> None:
 def _end_at_once(number: int, frame: object) -> None:
     """What was received is on disk already, so there is nothing to wait for."""
     line = _error(Interrupted("the fetch was stopped", "the same command goes on where it was"))
-    os.write(1, msgspec.json.encode(line) + b"\n")
+    with contextlib.suppress(OSError):  # nobody may be listening any more
+        os.write(1, msgspec.json.encode(line) + b"\n")
     os._exit(128 + number)
 
 

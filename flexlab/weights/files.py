@@ -40,8 +40,11 @@ def make_folder(folder: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace the file at once: a reader sees the old or the new text. Raises OSError."""
-    draft = beside(path, f".{os.getpid()}.tmp")
+    """Replace the file at once: a reader sees the old or the new text. Raises OSError.
+
+    One writer at a time: the caller holds the lock of the folder.
+    """
+    draft = beside(path, ".tmp")
     with open(draft, "wb") as stream:
         stream.write(data)
         stream.flush()

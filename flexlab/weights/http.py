@@ -101,7 +101,7 @@ def open_client(access: Access, patience: Patience) -> httpx.Client:
             timeout=limits,
             follow_redirects=True,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:  # ImportError: a SOCKS proxy
         what = access.ca_file or access.client_cert or "the proxy's address"
         raise WeightsError(
             f"cannot use {what}: {clean_line(str(error))}", "pip config list shows the settings"

@@ -111,9 +111,7 @@ class HubFetch:
                 code="weights_unreachable",
             ) from error
         chosen = choose(source, listing_files(listing), self._weight.allow_pickle)
-        if self._weight.sha256 and len(chosen) == 1:
-            chosen = [_pinned(source, chosen[0], self._weight.sha256)]
-        return _item(source, listing.sha, chosen, self._store)
+        return _item(source, listing.sha, _pinned(source, chosen, self._weight.sha256), self._store)
 
     def _finish(self, item: Item, file: ItemFile) -> ItemFile:
         """The file, here and checked: known from before, found here, or fetched now."""
@@ -185,8 +183,15 @@ def open_hub(source: HfSource) -> Hub:
             "unset HF_HUB_OFFLINE, then the same command again",
             code="weights_unreachable",
         )
-    endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
-    token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+    try:
+        token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    except OSError as error:
+        raise WeightsError(
+            f"the Hugging Face token cannot be read: {error.strerror or type(error).__name__}",
+            "hf auth login stores it anew, HF_TOKEN goes before it",
+            code="weights_unauthorized",
+        ) from error
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     explain = _explain(source, endpoint, token is not None)
     return Hub(endpoint, Access(headers=headers, explain=explain))
@@ -234,14 +239,31 @@ def choose(source: HfSource, offered: list[HubFile], allow_pickle: bool) -> list
     )
 
 
-def _pinned(source: HfSource, file: HubFile, sha256: str) -> HubFile:
-    if file.sha256 not in (None, sha256):
+def _pinned(source: HfSource, chosen: list[HubFile], sha256: str | None) -> list[HubFile]:
+    """With the recipe's checksum on the file that an engine is given. Raises WeightsError."""
+    if sha256 is None:
+        return chosen
+    if not _is_one_model(source, chosen):
         raise WeightsError(
-            f"{source.uri} has sha256 {file.sha256} on the hub, the recipe states {sha256}",
+            f"{source.uri} is a folder, which has no checksum", "a commit after @ pins it instead"
+        )
+    first, *others = chosen
+    if first.sha256 not in (None, sha256):
+        raise WeightsError(
+            f"{source.uri} has sha256 {first.sha256} on the hub, the recipe states {sha256}",
             "the file was changed at its source; a newer recipe may name the new one",
             code="weights_checksum",
         )
-    return replace(file, sha256=sha256)
+    return [replace(first, sha256=sha256), *others]
+
+
+def _is_one_model(source: HfSource, chosen: list[HubFile]) -> bool:
+    """One file, or all parts of one split GGUF model: an engine is given the first of them."""
+    first = chosen[0].path
+    if len(chosen) == 1 and (source.is_file or weight_format(first) == "gguf"):
+        return True
+    pattern = shard_pattern(first) if weight_format(first) == "gguf" else None
+    return pattern is not None and all(fnmatchcase(file.path, pattern) for file in chosen)
 
 
 def _item(source: HfSource, commit: str, chosen: list[HubFile], store: Store) -> Item:
@@ -249,34 +271,25 @@ def _item(source: HfSource, commit: str, chosen: list[HubFile], store: Store) ->
     cached = _all_cached(source, commit, chosen)
     if cached is not None:
         paths = [str(path) for path in cached]
-        main = _main_path(source, chosen, paths, str(hub_cache.snapshot(source, commit)))
+        folder = str(hub_cache.snapshot(source, commit))
     else:
         paths = [store.relative(home / file.path) for file in chosen]
-        main = _main_path(source, chosen, paths, store.relative(home))
+        folder = store.relative(home)
+    one_model = _is_one_model(source, chosen)
     sizes = [file.size_bytes for file in chosen]
     known = [size for size in sizes if size is not None]
     return Item(
         source=source.uri,
-        path=main,
+        path=paths[0] if one_model else folder,
         files=tuple(
             ItemFile(path=path, size_bytes=file.size_bytes, sha256=file.sha256)
             for path, file in zip(paths, chosen, strict=True)
         ),
-        sha256=chosen[0].sha256 if len(chosen) == 1 else None,
+        sha256=chosen[0].sha256 if one_model else None,
         revision=commit,
         total_bytes=sum(known) if len(known) == len(sizes) else None,
         in_place=cached is not None,
     )
-
-
-def _main_path(source: HfSource, chosen: list[HubFile], paths: list[str], folder: str) -> str:
-    """What an engine is given: the file, the first part of a split GGUF model, else the folder."""
-    first = chosen[0].path
-    if len(chosen) == 1 and (source.is_file or weight_format(first) == "gguf"):
-        return paths[0]
-    pattern = shard_pattern(first) if weight_format(first) == "gguf" else None
-    is_one_model = pattern and all(fnmatchcase(file.path, pattern) for file in chosen)
-    return paths[0] if is_one_model else folder
 
 
 def _all_cached(source: HfSource, commit: str, chosen: list[HubFile]) -> list[Path] | None:

@@ -23,11 +23,10 @@ def cache_folder() -> Path:
     """Where huggingface_hub keeps repositories, by the same variables in the same order."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if chosen := os.environ.get(variable):
-            return Path(os.path.expandvars(chosen)).expanduser()
+            return _expanded(chosen)
     if home := os.environ.get("HF_HOME"):
-        return Path(os.path.expandvars(home)).expanduser() / "hub"
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "huggingface" / "hub"
+        return _expanded(home) / "hub"
+    return _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface" / "hub"
 
 
 def snapshot(source: HfSource, commit: str | None = None) -> Path | None:
@@ -65,6 +64,11 @@ def cached_file(folder: Path, path: str, size_bytes: int | None = None) -> Path 
 def checksum_by_name(blob: Path) -> str | None:
     """The sha256 that huggingface_hub checked when it stored the blob, None for a small file."""
     return blob.name if _SHA256.fullmatch(blob.name) else None
+
+
+def _expanded(folder: str) -> Path:
+    # Not Path.expanduser: that raises where a user has no home.
+    return Path(os.path.expanduser(os.path.expandvars(folder)))
 
 
 def _commit(repository: Path, revision: str) -> str | None:

@@ -99,7 +99,7 @@ def _config_files() -> Iterator[Path]:
         if folder:
             yield Path(folder) / "pip" / "pip.conf"
     yield Path("/etc/pip.conf")
-    home = Path.home()
+    home = Path(os.path.expanduser("~"))
     yield home / ".pip" / "pip.conf"
     yield Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "pip" / "pip.conf"
     yield Path(sys.prefix) / "pip.conf"
@@ -137,7 +137,8 @@ def _login(url: str) -> tuple[str, str] | None:
 
 def _netrc_login(host: str) -> tuple[str, str] | None:
     chosen = os.environ.get("NETRC")
-    for path in [Path(chosen)] if chosen else [Path.home() / ".netrc", Path.home() / "_netrc"]:
+    home = Path(os.path.expanduser("~"))
+    for path in [Path(chosen)] if chosen else [home / ".netrc", home / "_netrc"]:
         try:
             entry = netrc.netrc(str(path)).authenticators(host)
         except FileNotFoundError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 from collections.abc import Iterator
@@ -74,7 +75,7 @@ def local_path(place: str) -> Path | None:
     parts = urlsplit(place)
     if parts.scheme == "file":
         return Path(unquote(parts.path))
-    return None if parts.scheme in ("http", "https") else Path(place).expanduser()
+    return None if parts.scheme in ("http", "https") else Path(os.path.expanduser(place))
 
 
 def _local_links(local: Path, place: str) -> Iterator[Link]:

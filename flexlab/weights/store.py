@@ -52,7 +52,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is given: a file, or the folder of a repository."""
     files: tuple[ItemFile, ...] = ()
     sha256: str | None = None
-    """Of the file, as it was checked; None for a folder."""
+    """Of the file that `path` names; None for a folder."""
     revision: str | None = None
     """The commit that was fetched from a hub."""
     total_bytes: int | None = None
@@ -83,7 +83,7 @@ class Store:
     """The models folder. Every method raises WeightsError when the folder cannot be used."""
 
     def __init__(self, models_dir: Path) -> None:
-        self.models_dir = models_dir.expanduser().absolute()
+        self.models_dir = Path(os.path.abspath(os.path.expanduser(models_dir)))
         self._index = self.models_dir / _INDEX
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────

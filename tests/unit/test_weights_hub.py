@@ -116,6 +116,9 @@ def test_the_first_part_of_a_split_model_brings_the_others(hub: FakeHub, store: 
     assert path.with_name("big-00002-of-00002.gguf").stat().st_size == 8004
     assert {report.total_bytes for report in said[-2:]} == {17_008}
     assert get(store, "hf://org/repo/big-*.gguf") == path
+    first = sha256(FILES["big-00001-of-00002.gguf"])
+    weight = Weight(source="hf://org/repo/big-*.gguf", sha256=first)
+    assert store.installed(weight) == path
 
 
 def test_a_repository_is_a_folder_without_pickle_files(hub: FakeHub, store: Store) -> None:
@@ -165,6 +168,21 @@ def test_another_checksum_than_the_recipes_is_refused_before_the_download(
         get(store, "hf://org/repo/model.Q4.gguf", sha256="0" * 64)
     assert caught.value.code == "weights_checksum"
     assert hub.fetched == []
+
+
+def test_a_checksum_cannot_be_stated_for_a_folder(hub: FakeHub, store: Store) -> None:
+    with pytest.raises(WeightsError, match="has no checksum"):
+        get(store, "hf://org/repo", sha256="0" * 64)
+
+
+def test_a_token_that_may_not_be_read_is_one_sentence(
+    hub: FakeHub, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path))  # a folder: reading it fails
+    with pytest.raises(WeightsError, match="token cannot be read"):
+        get(store, "hf://org/repo/model.Q4.gguf")
 
 
 def test_a_file_that_is_no_gguf_is_not_installed(hub: FakeHub, store: Store) -> None:

@@ -353,6 +353,11 @@ def test_speed_counts_only_what_came_now_and_reports_are_few() -> None:
     assert reports[-1].eta_s == pytest.approx(9, rel=0.3)
 
 
+def test_a_proxy_that_cannot_be_used_is_one_sentence(desk: Desk) -> None:
+    with pytest.raises(WeightsError, match="proxy"):
+        desk.fetch(access=Access(proxy="nonsense://me:secret@x"))
+
+
 def test_addresses_are_shown_without_secrets() -> None:
     url = "https://user:pw@index.example:8443/simple/x.whl?signature=abc#sha256=1"
     assert show_url(url) == "https://index.example:8443/simple/x.whl"
