@@ -125,9 +125,9 @@ class Loading:
         if problem is not None:
             return LaunchError(problem.message, problem.hint or hint, code=problem.code)
         if state is not None:
-            last = next((clean_line(x) for x in reversed(text.splitlines()) if x.strip()), "")
-            tail = f"; its last words: {last[:200]}" if last else ""
             why = state.why or "it ended"
+            said = [word for x in text.splitlines() if (word := clean_line(x)) not in ("", why)]
+            tail = f"; its last words: {said[-1][:200]}" if said else ""
             return LaunchError(f"the engine of {plan.model} did not start: {why}{tail}", hint)
         if late_s is not None:
             why = f"not ready after {late_s:.0f} s without a sign of progress"

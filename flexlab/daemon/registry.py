@@ -104,7 +104,7 @@ class Registry:
         if name in self.externals:
             return name
         self.refresh()
-        recipe = self._catalogue.resolve(name)
+        recipe = self._catalogue.resolve(name, self._derived)
         if recipe.name not in self._names:
             self._derived[recipe.name] = recipe
             self.sources[recipe.name] = name

@@ -54,6 +54,9 @@ async def serve(
 ) -> int:
     """Run until a signal or `shutdown`. Raises ProxyError when the port is taken."""
     service = Service(settings, externals)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, service.stop, ShutdownRequest(why=number.name))
     try:
         await service.start()
         write_lock(lock, address=service.lab.address)
@@ -145,9 +148,6 @@ class Service:
         )
         self.lab.address = await self.gateway.start(self.settings.host, self.settings.port)
         await self.control.start()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self.stop, ShutdownRequest(why=number.name))
         self.launcher.tasks.spawn("memory readings", self._sample())
         self.launcher.note("daemon", f"FlexLab {__version__} listens on {self.lab.address}")
         self.scheduler.tick()
