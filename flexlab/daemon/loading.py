@@ -126,8 +126,9 @@ class Loading:
             return LaunchError(problem.message, problem.hint or hint, code=problem.code)
         if state is not None:
             why = state.why or "it ended"
-            said = [word for x in text.splitlines() if (word := clean_line(x)) not in ("", why)]
-            tail = f"; its last words: {said[-1][:200]}" if said else ""
+            lines_said = [clean_line(line) for line in text.splitlines()]
+            last = next((line for line in reversed(lines_said) if line not in ("", why)), "")
+            tail = f"; its last words: {last[:200]}" if last else ""
             return LaunchError(f"the engine of {plan.model} did not start: {why}{tail}", hint)
         if late_s is not None:
             why = f"not ready after {late_s:.0f} s without a sign of progress"

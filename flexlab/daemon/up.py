@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from flexlab.planning.explain import describe, explain
 from flexlab.scheduler.state import HeldLease
 from flexlab.spec.lab import Progress, UpStep
 from flexlab.spec.lease import Refused
+from flexlab.spec.plan import Candidate
 
 if TYPE_CHECKING:
     from flexlab.daemon.lab import Lab
@@ -41,7 +44,7 @@ async def up_steps(lab: Lab, name: str) -> AsyncIterator[UpStep]:
             model = scheduler.models[name]
             if not explained and model.candidates is not None and model.candidates.items:
                 explained = True
-                for line in explain(model.candidates.items[0]):
+                for line in _chosen(model.candidates.items[0]):
                     yield UpStep(kind="event", text=line)
             progress = model.preparing.progress if model.preparing else None
             if progress is not None and progress != told:
@@ -60,6 +63,13 @@ async def up_steps(lab: Lab, name: str) -> AsyncIterator[UpStep]:
     finally:
         if not asked.cancel() and not asked.cancelled() and asked.exception() is None:
             asked.result().release()
+
+
+def _chosen(candidate: Candidate) -> list[str]:
+    """What was chosen and why, without what goes without saying (`flexlab plan` tells it all)."""
+    told = [r for r in candidate.reasons if r.source not in ("default", "machine")]
+    lines = [f"{reason.choice}: {reason.because}" for reason in told]
+    return lines + explain(msgspec.structs.replace(candidate, reasons=()))
 
 
 def _refused(refused: Refused) -> UpStep:

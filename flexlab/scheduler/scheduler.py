@@ -259,7 +259,7 @@ class Scheduler(Passes):
             return
         model = self.models[found.model]
         found.load_s = model.last_load_s = load_s
-        self._admit(found, f"ready after {load_s:.1f} s", seconds=load_s)
+        self._admit(found, f"loaded in {load_s:.1f} s", seconds=load_s)
         self._pass()
 
     def start_failed(self, instance: str, refusal: Refusal) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from conftest import Lab, Start, write_recipe
+from daemon_lab import Lab, Start, write_recipe
 
 from flexlab import client
 from flexlab.core import paths

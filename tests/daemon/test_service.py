@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Start, write_recipe
+from daemon_lab import Start, write_recipe
 
 from flexlab import client
 from flexlab.core.errors import FlexLabError, ProxyError

@@ -1,0 +1,96 @@
+"""A whole daemon in the test's own loop: real sockets, real scheduler, engines of the demo."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from flexlab.core import paths
+from flexlab.daemon.service import Service
+from flexlab.demo.world import DemoWorld
+
+RECIPE = """\
+name: {name}
+description: For tests.
+license: Apache-2.0
+capabilities: [chat]
+aliases: [{name}-alias]
+context: 8192
+variants:
+  - name: only
+    backend: llamacpp
+    weights:
+      - source: file://{weights}
+        size: 1000
+    devices: [cpu]
+    settings: {{context_size: {context}, parallel: 1, cache_ram_mib: 0}}
+    evidence: tested
+    reason: It is there.
+    source: this test
+    date: 2026-01-31
+"""
+
+
+class Lab:
+    """One daemon, and how its clients see it."""
+
+    def __init__(self, service: Service, world: DemoWorld, lock: IO[str]) -> None:
+        self.service = service
+        self.world = world
+        self.lock = lock
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        """GET from the gateway: status and JSON."""
+        return await asyncio.to_thread(self._ask, "GET", path, None)
+
+    async def chat(self, model: str, **more: Any) -> tuple[int, Any]:
+        """A chat request through the gateway: status and JSON."""
+        body = {"model": model, "messages": [{"role": "user", "content": "hi"}], **more}
+        return await asyncio.to_thread(self._ask, "POST", "/v1/chat/completions", body)
+
+    def _ask(self, method: str, path: str, body: object) -> tuple[int, Any]:
+        address = self.service.gateway.address
+        connection = http.client.HTTPConnection(address.host, address.port, timeout=20)
+        try:
+            payload = None if body is None else json.dumps(body)
+            connection.request(method, path, payload, {"content-type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    async def until(self, what: Callable[[], object], limit_s: float = 10.0) -> None:
+        """Wait until it is true."""
+        async with asyncio.timeout(limit_s):
+            while not what():
+                await _one_beat()
+
+    def running(self) -> list[str]:
+        """Models of what really runs."""
+        alive = self.world.alive()
+        return [one.launch.instance.rpartition("-")[0] for one in alive]
+
+
+async def _one_beat() -> None:
+    beat = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(0.01, beat.set_result, None)
+    await beat
+
+
+def write_recipe(home: Path, name: str, *, context: int = 1024, installed: bool = True) -> Path:
+    """A model of the user's own, with (or without) its file."""
+    weights = home / f"{name}.gguf"
+    if installed:
+        weights.write_bytes(b"GGUF" + bytes(996))
+    folder = paths.user_recipes_dir() / "models"
+    folder.mkdir(parents=True, exist_ok=True)
+    recipe = folder / f"{name}.yaml"
+    recipe.write_text(RECIPE.format(name=name, weights=weights, context=context))
+    return recipe
+
+
+Start = Callable[..., Any]
