@@ -31,7 +31,7 @@ T = TypeVar("T")
 _ERRNO = re.compile(r"^\[Errno -?\d+\] ")
 
 DOCUMENT_MAX_BYTES = 64 * 1024**2
-"""An index page or a repository's list of files; the longest known ones are under 30 MiB."""
+"""Of an index page or a repository's list of files: a bound on memory, no more."""
 
 
 @dataclass(frozen=True)

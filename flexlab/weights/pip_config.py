@@ -2,7 +2,7 @@
 
 pip's order: system files, the user's files, the environment's own file, $PIP_CONFIG_FILE, then
 PIP_* variables; within them `[install]` and `[download]` win over `[global]`. pip itself is not
-asked: it costs half a second, and an environment need not have one.
+asked: that costs a quarter of a second, and an environment need not have one.
 """
 
 from __future__ import annotations
