@@ -13,6 +13,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from httptools import (
@@ -46,10 +47,17 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 class Client(asyncio.Protocol):
     """One connection of a client: reads requests, and writes answers in their order."""
 
+    __slots__ = (
+        "_after_upgrade", "_body_bytes", "_current", "_deaf", "_got_on", "_headers", "_idle_bytes",
+        "_incoming", "_lingers", "_owes_continue", "_parser", "_peer", "_pieces", "_queue",
+        "_read_bytes", "_starting", "_tunnel", "_url", "gateway", "heard_at", "transport",
+        "write_paused",
+    )  # fmt: skip
+
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         self.transport: asyncio.Transport | None = None
-        self.heard_at = gateway.loop.time()
+        self.heard_at = monotonic()
         self.write_paused = False
         self._peer = ""
         self._parser = HttpRequestParser(self)
@@ -59,13 +67,14 @@ class Client(asyncio.Protocol):
         self._deaf = False
         """Nothing more is read as HTTP: the connection closes after the current answer."""
         self._lingers = False
-        self._owes_continue = False
         self._tunnel: Upstream | None = None
         self._after_upgrade: bytes | None = None
         self._got_on = False
         """The last read held a whole head, some body or the end of a message."""
-        self._idle_bytes = 0
+        self._idle_bytes = self._read_bytes = 0
         self._incoming: Exchange | None = None
+        self._headers: Headers
+        self._owes_continue = False
         self._forget_message()
 
     # -- transport
@@ -99,7 +108,7 @@ class Client(asyncio.Protocol):
             self._current.upstream.resume()
 
     def data_received(self, data: bytes) -> None:
-        self.heard_at = self.gateway.loop.time()
+        self.heard_at = monotonic()
         if self._tunnel is not None:
             self._tunnel.transport.write(data)
         elif self._after_upgrade is not None:
@@ -109,6 +118,7 @@ class Client(asyncio.Protocol):
 
     def _parse(self, data: bytes) -> None:
         self._got_on = False
+        self._read_bytes = len(data)
         try:
             self._parser.feed_data(data)
         except HttpParserUpgrade as stop:
@@ -122,9 +132,12 @@ class Client(asyncio.Protocol):
             self._misread(error_answer(400, "bad_request", f"this is not HTTP/1.1: {error}"))
             return
         # Heads, chunk extensions and trailers: bounded together, since all are kept by the parser.
-        self._idle_bytes = 0 if self._got_on else self._idle_bytes + len(data)
-        if self._idle_bytes > HEAD_LIMIT_BYTES:
-            self._misread(_head_too_large())
+        if self._got_on:
+            self._idle_bytes = 0
+        else:
+            self._idle_bytes += len(data)
+            if self._idle_bytes > HEAD_LIMIT_BYTES:
+                self._misread(_head_too_large())
 
     # -- parser callbacks
 
@@ -132,28 +145,28 @@ class Client(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._incoming is None:  # later ones are trailers, which must not pass for headers
-            self._headers.append((name.lower(), value))
-            self._head_bytes += len(name) + len(value) + 4
+        self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._got_on = True
         if self._deaf:
             return
-        parser = self._parser
+        parser, gateway = self._parser, self.gateway
         head = Head(
             parser.get_method(), self._url, self._headers, parser.get_http_version(), self._peer
         )
-        head.request_id = self.gateway.request_id(head.fields.get(b"x-request-id"))
-        head.keep = parser.should_keep_alive() and not self.gateway.stopping
+        self._headers = []  # what comes there from now on are trailers: not this request's headers
+        fields = head.fields
+        head.request_id = gateway.request_id(fields.get(b"x-request-id"))
+        head.keep = parser.should_keep_alive() and not gateway.stopping
         head.upgrade = parser.should_upgrade()
-        self._incoming = exchange = Exchange(self.gateway, self, head)
+        self._incoming = exchange = Exchange(gateway, self, head)
         refusal = self._judge(head)
         if refusal is not None:
             exchange.early = refusal
             if head.body_expected:
                 self._refuse(exchange)
-        elif b"expect" in head.fields and _wants_continue(head):
+        elif b"expect" in fields and _wants_continue(head):
             if self._current is None:
                 self.write(_CONTINUE)
             else:
@@ -173,32 +186,41 @@ class Client(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._got_on = True
-        if self._deaf or self._incoming is None:
-            return
         exchange, pieces = self._incoming, self._pieces
-        exchange.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if self._deaf or exchange is None:
+            return
+        if pieces:
+            exchange.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self._forget_message()
-        self._deaf = not exchange.head.keep and not exchange.head.upgrade
-        self._submit(exchange)
+        head = exchange.head
+        self._deaf = not head.keep and not head.upgrade
+        if self._current is None and not self._starting:
+            self._current = exchange
+            exchange.start()
+        else:
+            self._submit(exchange)
 
     def _forget_message(self) -> None:
         self._url = b""
-        self._headers: Headers = []
+        self._headers = []
         self._pieces: list[bytes] = []
         self._incoming = None
-        self._head_bytes = self._body_bytes = self._idle_bytes = 0
-        self._owes_continue = False
+        self._body_bytes = 0
 
     def _judge(self, head: Head) -> Answer | None:
-        if self._head_bytes + len(head.target) > HEAD_LIMIT_BYTES:
+        if self._idle_bytes + self._read_bytes > HEAD_LIMIT_BYTES and (
+            sum(len(name) + len(value) + 4 for name, value in head.headers) + len(head.target)
+            > HEAD_LIMIT_BYTES
+        ):
             return _head_too_large()
         if head.version not in ("1.1", "1.0"):
             return error_answer(505, "http_version", "this gateway speaks HTTP/1.1 and HTTP/1.0")
-        coding = head.fields.get(b"transfer-encoding")
+        fields = head.fields
+        coding = fields.get(b"transfer-encoding")
         if coding is not None and (coding.lower() != b"chunked" or head.version == "1.0"):
             return error_answer(501, "transfer_coding", "the only transfer coding here is chunked")
         refusal = self.gateway.routes.judge(head)
-        length = head.fields.get(b"content-length")
+        length = fields.get(b"content-length")
         if refusal is None and length is not None and int(length) > self.gateway.max_body_bytes:
             return _body_too_large(self.gateway.max_body_bytes)
         return refusal
@@ -244,7 +266,8 @@ class Client(asyncio.Protocol):
         self._starting = False
         if self._current is None and self._owes_continue:
             self._owes_continue = False
-            self.write(_CONTINUE)
+            if self._incoming is not None:
+                self.write(_CONTINUE)
 
     @property
     def writer(self) -> Callable[[bytes], object]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -79,12 +79,8 @@ class Exchange:
 
     def start(self) -> None:
         """Its turn has come: everything before it on this connection is answered."""
-        gateway, head = self._gateway, self.head
-        self.record = Record(
-            head.request_id, head.method, head.route, head.client, time.time(), gateway.loop.time()
-        )
-        self.record.bytes_in = len(self.body)
-        gateway.begin(self)
+        self.record = Record(self.head, len(self.body), monotonic())
+        self._gateway.begin(self)
         outcome = self.early if self.early is not None else self._route()
         if isinstance(outcome, Answer):
             self._answer(outcome, "local")
@@ -124,15 +120,18 @@ class Exchange:
             lease.release()
             return
         self._lease = lease
-        self.record.model = self.head.model = lease.model
-        self.record.granted_at = self._gateway.loop.time()
+        record = self.record
+        record.model = self.head.model = lease.model
+        record.granted_at = monotonic()
         lease.on_cut(self._cut)
-        if not self._ended:
-            self._destination = self._gateway.pool.destination(lease.endpoint)
-            name = lease.endpoint.upstream_name
-            if name is not None and self.body:
-                self.body = replace_model(self.body, name)
-            self._reach(self._gateway.pool.take(self._destination))
+        if self._ended:  # cut in the same breath
+            return
+        pool = self._gateway.pool
+        self._destination = destination = pool.destination(lease.endpoint)
+        name = destination.endpoint.upstream_name
+        if name is not None and self.body:
+            self.body = replace_model(self.body, name)
+        self._reach(pool.take(destination))
 
     def _reach(self, upstream: Upstream | None) -> None:
         if upstream is None:
@@ -141,11 +140,11 @@ class Exchange:
         client = self.client
         assert client is not None
         self.upstream = upstream
-        request = self._destination.request(self.head, len(self.body))
-        upstream.begin(self, client.writer, request, self.body)
+        destination, body = self._destination, self.body
+        upstream.begin(self, client.writer, destination.request(self.head, len(body)), body)
         if client.write_paused:
             upstream.pause()
-        header_s = self._destination.endpoint.header_s
+        header_s = destination.endpoint.header_s
         if header_s is not None:
             self._timer = self._gateway.loop.call_later(header_s, self._head_is_late)
 
@@ -170,12 +169,13 @@ class Exchange:
         """The engine's head is here; from now on a failure cannot be retried."""
         self.record.status = status
         self.body = b""
-        self._stop_timer()
+        if self._timer is not None:
+            self._stop_timer()
         idle_s = self._destination.endpoint.idle_s
         if idle_s is not None and self.upstream is not None:
             loop = self._gateway.loop
             self.upstream.timed = True
-            self.upstream.heard_at = loop.time()
+            self.upstream.heard_at = monotonic()
             self._timer = loop.call_later(idle_s, self._check_silence)
 
     def completed(self) -> None:
@@ -240,7 +240,7 @@ class Exchange:
         assert upstream is not None
         assert limit_s is not None
         loop = self._gateway.loop
-        quiet_s = 0.0 if upstream.paused else loop.time() - upstream.heard_at
+        quiet_s = 0.0 if upstream.paused else monotonic() - upstream.heard_at
         if quiet_s >= limit_s:
             self._backend_failed(504, "backend_timeout", f"silent for {limit_s:g} s")
         else:
@@ -328,7 +328,8 @@ class Exchange:
         if self._ended:
             return
         self._ended = True
-        self._stop_timer()
+        if self._timer is not None:
+            self._stop_timer()
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             waiting.cancel()

@@ -66,10 +66,11 @@ class Head:
         """The client's connection stays open after this answer."""
         self.upgrade = False
         """The client asks for another protocol (a websocket)."""
-        origin_form = target if target[:1] == b"/" else _without_authority(target, self.fields)
-        self.path, _, self.query = origin_form.partition(b"?")
-        self.upstream_target = origin_form
+        if target[:1] != b"/":
+            target = _without_authority(target, self.fields)
+        self.upstream_target = target
         """Path and query as the engine gets them."""
+        self.path, _, self.query = target.partition(b"?")
         self.request_id = b""
         self.route = ""
         """A word for metrics: the path pattern of the route, never the path itself."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from flexlab.gateway.observe import Histogram, Observer
+from flexlab.gateway.observe import Histogram, How, Observer
 from flexlab.spec.lab import ModelView
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -21,6 +21,8 @@ def render_metrics(observer: Observer, models: Sequence[ModelView], started_at: 
         lines.extend((f"# HELP flexlab_{name} {text}", f"# TYPE flexlab_{name} {kind}"))
         lines.extend(f"flexlab_{name}{_labels(of)} {_number(value)}" for of, value in samples)
 
+    served = {name: counts for name, counts in observer.models.items() if name is not None}
+    tokens = {name: counts.tokens for name, counts in served.items()}
     words = Counter[str](model.word for model in models)
     waiting = [((("model", model.name),), model.waiting) for model in models]
     family("start_time_seconds", "gauge", "Start of this daemon, Unix time.", [((), started_at)])
@@ -30,24 +32,27 @@ def render_metrics(observer: Observer, models: Sequence[ModelView], started_at: 
     family("requests_in_flight", "gauge", "Requests served or waiting.", [((), in_flight)])
     family("requests_total", "counter", "Requests that ended.", _requests(observer))
     family("requests_ended_total", "counter", "How they ended.", _by("how", observer.ends))
-    family(
-        "tokens_total", "counter", "Generated (usage, else events).", _by("model", observer.tokens)
-    )
+    family("tokens_total", "counter", "Generated (usage, else events).", _by("model", tokens))
+    ttft = {name: counts.ttft for name, counts in served.items()}
     text = "From the request to the first byte of the answer's body."
-    _histograms(lines, "flexlab_time_to_first_token_seconds", text, observer.ttft)
+    _histograms(lines, "flexlab_time_to_first_token_seconds", text, ttft)
+    duration = {name: counts.duration for name, counts in served.items()}
     text = "From the request to the end of its answer."
-    _histograms(lines, "flexlab_request_duration_seconds", text, observer.duration)
+    _histograms(lines, "flexlab_request_duration_seconds", text, duration)
     return ("\n".join(lines) + "\n").encode()
 
 
-def _by(label: str, counts: Mapping[str, int]) -> Iterable[tuple[Labels, float]]:
+def _by(
+    label: str, counts: Mapping[How, int] | Mapping[str, int]
+) -> Iterable[tuple[Labels, float]]:
     for value, count in sorted(counts.items()):
         yield ((label, value),), count
 
 
 def _requests(observer: Observer) -> Iterable[tuple[Labels, float]]:
-    for (model, route, status), count in sorted(observer.requests.items()):
-        yield (("model", model), ("route", route), ("status", str(status))), count
+    for model, counts in observer.models.items():
+        for (route, status), count in counts.requests.items():
+            yield (("model", model or ""), ("route", route), ("status", str(status or 0))), count
 
 
 def _histograms(lines: list[str], name: str, text: str, by_model: Mapping[str, Histogram]) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import Literal
 
+from flexlab.gateway.http import Head
+
 RING_LENGTH = 1000
+_BATCH = 64
 USAGE_TAIL_BYTES = 4096
 EVENT_MARK = b"data: {"
 """Start of an SSE event that carries JSON: one per token with every engine that we run."""
@@ -28,22 +31,19 @@ _USAGE_NUMBER = re.compile(rb'"(prompt|completion)_tokens"\s*:\s*(\d+)')
 
 
 class Record:
-    """One request. Times are seconds of the loop's clock but `at`, which is a time of day."""
+    """One request. Times are seconds of time.monotonic()."""
 
     __slots__ = (
-        "at", "bytes_in", "bytes_out", "client", "duration_s", "events", "first_body_at",
+        "bytes_in", "bytes_out", "client", "duration_s", "events", "first_body_at",
         "granted_at", "how", "method", "model", "request_id", "route", "started", "status",
-        "tokens_in", "tokens_out",
+        "tail", "tokens_in", "tokens_out",
     )  # fmt: skip
 
-    def __init__(
-        self, request_id: bytes, method: bytes, route: str, client: str, at: float, started: float
-    ) -> None:
-        self.request_id = request_id
-        self.method = method
-        self.route = route
-        self.client = client
-        self.at = at
+    def __init__(self, head: Head, bytes_in: int, started: float) -> None:
+        self.request_id = head.request_id
+        self.method = head.method
+        self.route = head.route
+        self.client = head.client
         self.started = started
         self.model: str | None = None
         self.status: int | None = None
@@ -57,17 +57,20 @@ class Record:
         self.tokens_in: int | None = None
         self.tokens_out: int | None = None
         """As the engine's own `usage` says, where it was seen."""
-        self.bytes_in = 0
+        self.bytes_in = bytes_in
         self.bytes_out = 0
         self.how: How | None = None
+        self.tail = b""
+        """Last bytes of a complete answer, until `usage` has been read out of them."""
 
     @property
     def ttft_s(self) -> float | None:
         """Time to the first byte of the answer's body."""
         return None if self.first_body_at is None else self.first_body_at - self.started
 
-    def read_usage(self, tail: bytes) -> None:
-        """Token numbers out of the last bytes of a complete answer."""
+    def read_usage(self) -> None:
+        """Token numbers out of `tail`."""
+        tail, self.tail = self.tail, b""
         at = tail.rfind(b'"usage"')
         if at < 0:
             return
@@ -93,40 +96,87 @@ class Histogram:
         self.total += value
 
 
-class Observer:
-    """What happened to all requests. Written on the loop only."""
+class ModelCounts:
+    """What one model's requests came to."""
+
+    __slots__ = ("duration", "requests", "tokens", "ttft")
 
     def __init__(self) -> None:
-        self.recent: deque[Record] = deque(maxlen=RING_LENGTH)
-        self.requests: Counter[tuple[str, str, int]] = Counter()
-        """By (model, route, status); model "" where none was reached, status 0 if none was sent."""
-        self.ends: Counter[str] = Counter()
-        self.tokens: Counter[str] = Counter()
-        self.ttft: dict[str, Histogram] = {}
-        self.duration: dict[str, Histogram] = {}
-        self.in_flight = 0
-        self.requests_total = 0
+        self.requests: dict[tuple[str, int | None], int] = {}
+        """By (route, status); status None where no head of an answer was sent."""
+        self.tokens = 0
+        self.ttft = Histogram(TTFT_BUCKETS_S)
+        self.duration = Histogram(DURATION_BUCKETS_S)
 
-    def begin(self) -> None:
-        self.in_flight += 1
+    def add(self, record: Record) -> None:
+        """One that ended."""
+        key = (record.route, record.status)
+        self.requests[key] = self.requests.get(key, 0) + 1
+        self.tokens += record.events if record.tokens_out is None else record.tokens_out
+        if record.duration_s is not None:
+            self.duration.observe(record.duration_s)
+        ttft_s = record.ttft_s
+        if ttft_s is not None:
+            self.ttft.observe(ttft_s)
+
+
+class Observer:
+    """What happened to all requests. Used on the loop only.
+
+    Requests that ended are counted in batches, or when somebody looks: one after the other that
+    costs a fraction of what it would between two requests.
+    """
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self._recent: deque[Record] = deque(maxlen=RING_LENGTH)
+        self._models: dict[str | None, ModelCounts] = {}
+        self._ends: dict[How, int] = {}
+        self._total = 0
+        self._uncounted: list[Record] = []
+
+    @property
+    def recent(self) -> deque[Record]:
+        """The last requests that ended, oldest first."""
+        self._count()
+        return self._recent
+
+    @property
+    def models(self) -> dict[str | None, ModelCounts]:
+        """Counts by model; None: requests that reached no model."""
+        self._count()
+        return self._models
+
+    @property
+    def ends(self) -> dict[How, int]:
+        """How many requests ended in which way."""
+        self._count()
+        return self._ends
+
+    @property
+    def requests_total(self) -> int:
+        """Requests that ended."""
+        return self._total + len(self._uncounted)
 
     def finish(self, record: Record, how: How, now: float) -> None:
-        """Exactly once per `begin`."""
+        """Exactly once for each request that was counted in `in_flight`."""
         self.in_flight -= 1
-        self.requests_total += 1
         record.how = how
-        record.duration_s = duration_s = now - record.started
-        model = record.model or ""
-        self.requests[model, record.route, record.status or 0] += 1
-        self.ends[how] += 1
-        self.recent.append(record)
-        if not model:
-            return
-        self.tokens[model] += record.events if record.tokens_out is None else record.tokens_out
-        durations = self.duration.get(model)
-        if durations is None:
-            durations = self.duration[model] = Histogram(DURATION_BUCKETS_S)
-            self.ttft[model] = Histogram(TTFT_BUCKETS_S)
-        durations.observe(duration_s)
-        if record.first_body_at is not None:
-            self.ttft[model].observe(record.first_body_at - record.started)
+        record.duration_s = now - record.started
+        self._uncounted.append(record)
+        if len(self._uncounted) >= _BATCH:
+            self._count()
+
+    def _count(self) -> None:
+        records, self._uncounted = self._uncounted, []
+        self._total += len(records)
+        self._recent.extend(records)
+        for record in records:
+            if record.tail:
+                record.read_usage()
+            counts = self._models.get(record.model)
+            if counts is None:
+                counts = self._models[record.model] = ModelCounts()
+            counts.add(record)
+            if record.how is not None:
+                self._ends[record.how] = self._ends.get(record.how, 0) + 1

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import os
 import re
+from time import monotonic
 from typing import Protocol
 
 from flexlab.gateway.downstream import Client
@@ -119,13 +120,13 @@ class Gateway:
     def begin(self, exchange: Exchange) -> None:
         """A request is in progress."""
         self._active.add(exchange)
-        self.observer.begin()
+        self.observer.in_flight += 1
 
     def finish(self, exchange: Exchange, how: How) -> None:
         """It has ended."""
         self._active.discard(exchange)
-        self.observer.finish(exchange.record, how, self.loop.time())
-        if not self._active:
+        self.observer.finish(exchange.record, how, monotonic())
+        if self.stopping and not self._active:
             self._quiet.set()
 
     def render(self, answer: Answer, head: Head) -> bytes:
@@ -139,7 +140,7 @@ class Gateway:
         return b"%s-%x" % (self._id_prefix, next(self._ids))
 
     def _sweep(self) -> None:
-        before = self.loop.time() - CLIENT_IDLE_S
+        before = monotonic() - CLIENT_IDLE_S
         for client in list(self.clients):
             if client.heard_at < before:
                 client.close_if_idle()

@@ -21,22 +21,25 @@ class Malformed(Exception):
 class AnswerHead:
     """What an answer's headers say of its body, and the lines of those that pass."""
 
-    __slots__ = ("chunked", "length", "lines", "sse")
+    __slots__ = ("chunked", "closing", "length", "lines", "sse")
 
     def __init__(self, status_line: bytes, headers: Headers) -> None:
         """Raises Malformed. `status_line` is without its version, with its line end."""
         self.lines = lines = [b"HTTP/1.1", status_line]
         self.length: int | None = None
-        self.chunked = False
-        self.sse = False
-        own = connection_names(headers)
+        self.chunked = self.sse = self.closing = False
+        own: frozenset[bytes] | tuple[()] = ()
         encoded = False
+        for name, _ in headers:
+            if name == b"connection":
+                own = connection_names(headers)
+                self.closing = b"close" in own
         for name, value in headers:
             if name in _JUDGED:
                 if name == b"content-length":
                     self.length = int(value)
                 elif name == b"content-type":
-                    self.sse = value.lower().startswith(b"text/event-stream")
+                    self.sse = value[:17].lower() == b"text/event-stream"
                 elif name == b"content-encoding":
                     encoded = True
                 elif name == b"transfer-encoding":
@@ -50,7 +53,7 @@ class AnswerHead:
             lines += (name, b": ", value, b"\r\n")
         if self.sse:
             self._ask_for_no_buffering(headers)
-        self.sse = self.sse and not encoded
+            self.sse = not encoded
 
     def _ask_for_no_buffering(self, headers: Headers) -> None:
         """A proxy before us must not hold tokens back; the engine's own words win."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 from typing import Protocol
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from flexlab.gateway.http import HEAD_LIMIT_BYTES, Head, Headers, connection_names
+from flexlab.gateway.http import HEAD_LIMIT_BYTES, Head, Headers
 from flexlab.gateway.observe import EVENT_MARK, USAGE_TAIL_BYTES, Record
 from flexlab.gateway.pool import Destination, Pool
 from flexlab.gateway.relay import AnswerHead, Malformed, interim_head, switching_head
@@ -49,7 +50,7 @@ class Upstream(asyncio.Protocol):
     """One connection to an engine. It works for `asker`, or is idle in the pool."""
 
     __slots__ = (
-        "_done", "_headers", "_interim", "_left", "_loop", "_open_chunk", "_parser", "_pieces",
+        "_done", "_headers", "_interim", "_left", "_open_chunk", "_parser", "_pieces",
         "_pool", "_reusable", "_sse", "_surplus", "asker", "before", "buffer", "destination",
         "head_sent", "heard_at", "last", "mode", "paused", "record", "reused", "timed", "transport",
         "write",
@@ -57,7 +58,6 @@ class Upstream(asyncio.Protocol):
 
     def __init__(self, pool: Pool, destination: Destination) -> None:
         self._pool = pool
-        self._loop = pool.loop
         self.destination = destination
         self.asker: Asker | None = None
         self.reused = False
@@ -109,7 +109,7 @@ class Upstream(asyncio.Protocol):
         """The client reads again."""
         if self.paused:
             self.paused = False
-            self.heard_at = self._loop.time()
+            self.heard_at = monotonic()
             self.transport.resume_reading()
 
     @property
@@ -217,9 +217,9 @@ class Upstream(asyncio.Protocol):
         if self._sse:
             record.events += data.count(EVENT_MARK)
         if record.first_body_at is None and data:
-            record.first_body_at = self._loop.time()
+            record.first_body_at = monotonic()
         if self.timed:
-            self.heard_at = self._loop.time()
+            self.heard_at = monotonic()
         self.before, self.last = self.last, data
         if head:
             self.head_sent = True
@@ -234,7 +234,7 @@ class Upstream(asyncio.Protocol):
             return
         record = self.record
         if record.status == 200:
-            record.read_usage(self.before[-USAGE_TAIL_BYTES:] + self.last[-USAGE_TAIL_BYTES:])
+            record.tail = self.before[-USAGE_TAIL_BYTES:] + self.last[-USAGE_TAIL_BYTES:]
         self.before = self.last = b""
         self.write = _discard
         transport = self.transport
@@ -243,7 +243,8 @@ class Upstream(asyncio.Protocol):
             and not transport.is_closing()
             and not transport.get_write_buffer_size()  # answered before it had read the request
         ):
-            self.resume()
+            if self.paused:
+                self.resume()
             self._pool.put(self)
         else:
             transport.abort()
@@ -323,8 +324,7 @@ class Upstream(asyncio.Protocol):
     def _choose_mode(self, head: Head, answer: AnswerHead, *, bodiless: bool) -> None:
         parser = self._parser
         if head.method == b"HEAD":  # the parser would wait for the body that the length speaks of
-            closing = b"close" in connection_names(self._headers)
-            self._reusable = parser.get_http_version() == "1.1" and not closing
+            self._reusable = parser.get_http_version() == "1.1" and not answer.closing
         else:
             self._reusable = parser.should_keep_alive()
         if answer.chunked:
