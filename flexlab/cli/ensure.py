@@ -60,6 +60,7 @@ def ensure_up(
         with output.narrator() as narrator:
             model, instance = _follow(daemon, narrator, word, wishes, keep, pin)
     except KeyboardInterrupt:
+        output.say(f"withdrawn; flexlab up {word} goes on where this stopped")
         client.end_if_unused(daemon)
         raise
     except FlexLabError:

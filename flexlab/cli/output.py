@@ -153,7 +153,31 @@ class Narrator:
 
 
 def progress_line(progress: Progress, cells: int | None, *, is_unicode: bool) -> str:
-    """One line for `progress`, in at most `cells` cells; the least important words go first."""
+    """One line for `progress`, in at most `cells` cells.
+
+    On a narrow terminal the text is cut first, then time left, rate and bar go; bytes stay.
+    """
+    numbers = _numbers(progress)
+    text = clean_line(progress.text) or progress.phase
+    if cells is None:
+        return f"{text}: {', '.join(numbers)}" if numbers else text
+    ellipsis = "…" if is_unicode else "~"
+    done, total = progress.done_bytes, progress.total_bytes
+    share = min(1.0, done / total) if done is not None and total else None
+    text_cells = min(table.cell_width(text), cells // 3)
+    for kept in (numbers, numbers[:2], numbers[:1]):
+        tail = "  ".join(kept)
+        room = cells - table.cell_width(tail) - 2 * len(table.GAP)
+        if kept and share is not None and room - text_cells >= SMALLEST_BAR_CELLS:
+            bar = _bar(share, min(room - text_cells, LARGEST_BAR_CELLS), is_unicode=is_unicode)
+            return f"{table.cut(text, room - len(bar), ellipsis)}  {bar}  {tail}"
+    tail = f"  {numbers[0]}" if numbers else ""
+    text = table.cut(text, max(0, cells - table.cell_width(tail)), ellipsis)
+    return table.cut(f"{text}{tail}", cells, ellipsis)
+
+
+def _numbers(progress: Progress) -> list[str]:
+    """What is known, the most telling first: bytes, rate, time left."""
     done, total = progress.done_bytes, progress.total_bytes
     numbers = []
     if done is not None:
@@ -162,20 +186,7 @@ def progress_line(progress: Progress, cells: int | None, *, is_unicode: bool) ->
         numbers.append(f"{show_bytes(progress.bytes_per_s)}/s")
     if progress.eta_s is not None and done != total:
         numbers.append(f"{show_seconds(progress.eta_s)} left")
-    text = clean_line(progress.text) or progress.phase
-    if cells is None:
-        return f"{text}: {', '.join(numbers)}" if numbers else text
-    ellipsis = "…" if is_unicode else "~"
-    share = min(1.0, done / total) if done is not None and total else None
-    for kept in (numbers, numbers[:2], numbers[:1], []):
-        tail = "  ".join(kept)
-        room = cells - table.cell_width(tail) - table.cell_width(text) - 4
-        if room >= SMALLEST_BAR_CELLS and share is not None:
-            bar = _bar(share, min(room, LARGEST_BAR_CELLS), is_unicode=is_unicode)
-            return f"{text}  {bar}  {tail}".rstrip()
-        if room >= 0 and (share is None or len(kept) <= 1):
-            return f"{text}  {tail}".rstrip()
-    return table.cut(f"{text}  {numbers[0] if numbers else ''}".rstrip(), cells, ellipsis)
+    return numbers
 
 
 def _bar(share: float, cells: int, *, is_unicode: bool) -> str:

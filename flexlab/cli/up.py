@@ -144,7 +144,7 @@ def _tell(ready: Ready, probe: Answer | None) -> None:
         output.answer(f"  speed     first token after {probe.ttft_s:.2f} s{rate}")
     output.answer(f"  stop it   flexlab down {shlex.quote(model.name)}")
     if request := route_and_body(model):
-        output.answer(f"  try it\n\n{curl_line(ready.address, *request)}")
+        output.answer(f"  try it    (paste this line)\n\n{curl_line(ready.address, *request)}")
 
 
 def _where(ready: Ready) -> str:
