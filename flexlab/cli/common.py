@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -68,13 +69,18 @@ def verb_app(help_text: str | None = None) -> typer.Typer:
     )
 
 
+def typed(text: str) -> str:
+    """What was typed, as UTF-8: in the C locale Python hands over bytes in a disguise."""
+    return os.fsencode(text).decode("utf-8", errors="replace")
+
+
 def model_word(word: str) -> str:
     """A model as the daemon understands it: a path to a GGUF file becomes a file:// URI.
 
     The daemon has another working folder, so a relative path would mean another file there.
     """
     if "://" in word or not word.lower().endswith(".gguf"):
-        return word
+        return typed(word)
     source = file_source(word)
     if not Path(source.path).is_file():
         raise UsageError(f"no file {source.path}", "give a path to a .gguf, or a model's name")
@@ -88,7 +94,7 @@ def key_values(words: list[str]) -> dict[str, str]:
         key, equals, value = word.partition("=")
         if not equals or not key.strip():
             raise UsageError(f"--set wants key=value, not {word!r}", "such as --set parallel=2")
-        pairs[key.strip()] = value
+        pairs[typed(key.strip())] = typed(value)
     return pairs
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from flexlab import client
 from flexlab.cli import output
 from flexlab.core.errors import (
-    EXIT_FAILED,
     EXIT_NO_FIT,
     EXIT_USAGE,
     FlexLabError,
@@ -19,9 +18,20 @@ from flexlab.spec.lab import InstanceView, ModelView
 from flexlab.spec.plan import Keep, Refusal, Wishes
 from flexlab.spec.source import is_source
 
-# Refusals that mean "nothing here can ever run it", whatever is stopped or waited for.
-NO_FIT_CODES = frozenset({"no_fit", "too_big", "no_backend", "no_device", "unsupported"})
-USAGE_CODES = frozenset({"model_not_found", "usage", "bad_wish", "bad_setting"})
+WRONG_WISH_STATUS = frozenset({400, 404})
+NO_FIT_CODES = frozenset(
+    {
+        "cpu_flags_missing",
+        "device_unsupported",
+        "image_without_container",
+        "no_candidate",
+        "no_fit",
+        "no_memory",
+        "platform_unsupported",
+        "too_big",
+    }
+)
+"""Refusals that mean: nothing here can run it, however long one waits."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ def ensure_up(
         check_name(word)
     daemon = client.connect(start=True, say=output.say)
     if is_source(word):
-        show_derived(word)
+        show_derived(word, daemon)
     started_at, started = time.time(), time.monotonic()
     try:
         with output.narrator() as narrator:
@@ -82,13 +92,17 @@ def gateway_root(daemon: client.Client) -> str:
     return address.rstrip("/").removesuffix("/v1")
 
 
-def show_derived(word: str) -> None:
-    """A source without a recipe gets a derived one; people see what it says."""
-    from flexlab.recipes.catalogue import Catalogue
+def show_derived(word: str, daemon: client.Client) -> None:
+    """A source without a recipe gets a derived one; people see it before it is used."""
+    from flexlab.recipes.catalogue import Catalogue, as_yaml
 
     catalogue = Catalogue.load()
     recipe = catalogue.resolve(word)
-    output.say(f"{recipe.name}: {catalogue.where(recipe)}")
+    running = {model.name for model in daemon.snapshot().models if model.instances}
+    if recipe.name not in running:
+        lines = as_yaml(recipe).rstrip().splitlines()
+        output.say(f"{catalogue.where(recipe)} (--save keeps it):")
+        output.say("\n".join(f"  {line}" for line in lines))
 
 
 def _follow(
@@ -113,15 +127,17 @@ def _follow(
 
 
 def refused(refusal: Refusal | None, text: str) -> FlexLabError:
-    """A refusal as an error: every problem it names, its hint, and its exit code."""
+    """A refusal as an error: every problem that it names, its hint, and its exit code."""
     if refusal is None:
         return LaunchError(text or "refused without a reason", "flexlab ps shows why")
-    problems = [f"{problem.message} ({problem.hint})" for problem in refusal.problems]
-    error = FlexLabError("\n  ".join([refusal.message, *problems]), refusal.hint, code=refusal.code)
-    if refusal.code in NO_FIT_CODES:
-        error.exit_code = EXIT_NO_FIT
-    elif refusal.code in USAGE_CODES:
+    more = [
+        f"\n  {problem.message} ({problem.hint})"
+        for problem in refusal.problems
+        if problem.message not in refusal.message
+    ]
+    error = FlexLabError(refusal.message + "".join(more), refusal.hint, code=refusal.code)
+    if refusal.status in WRONG_WISH_STATUS:
         error.exit_code = EXIT_USAGE
-    else:
-        error.exit_code = EXIT_FAILED
+    elif refusal.code in NO_FIT_CODES:
+        error.exit_code = EXIT_NO_FIT
     return error

@@ -9,7 +9,14 @@ from typing import Annotated
 import typer
 
 from flexlab.cli import output
-from flexlab.cli.common import JsonOption, key_values, model_word, need_words, verb_app
+from flexlab.cli.common import (
+    JsonOption,
+    key_values,
+    model_word,
+    need_words,
+    typed,
+    verb_app,
+)
 from flexlab.cli.ensure import Ready, ensure_up
 from flexlab.cli.stream import Answer, AnswerStream
 from flexlab.cli.up import runtime_name
@@ -63,7 +70,7 @@ def run(
         options["max_tokens"] = max_tokens
     if temperature is not None:
         options["temperature"] = temperature
-    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    messages: list[Message] = [{"role": "system", "content": typed(system)}] if system else []
     if question is None:
         _chat(ready, messages, options)
         return
@@ -76,10 +83,10 @@ def run(
 def _question(prompt: list[str]) -> str | None:
     """The prompt's words, else what a pipe holds; None means that a person wants to chat."""
     if prompt and prompt != ["-"]:
-        return " ".join(prompt)
+        return typed(" ".join(prompt))
     if prompt != ["-"] and output.is_terminal(sys.stdin):
         return None
-    text = sys.stdin.read().strip()
+    text = sys.stdin.buffer.read().decode("utf-8", errors="replace").strip()
     if not text:
         raise UsageError("the prompt is empty", "flexlab run MODEL 'your question'")
     return text
@@ -139,7 +146,7 @@ def _turn(ready: Ready, messages: list[Message], options: dict[str, object]) -> 
 def _read_line() -> str | None:
     """A line that the user typed; None when they leave by Ctrl-D or Ctrl-C."""
     try:
-        return input("> ").strip()
+        return typed(input("> ")).strip()
     except (EOFError, KeyboardInterrupt):
         output.say("")
         return None

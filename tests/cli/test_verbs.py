@@ -9,6 +9,7 @@ from cli_process import Flexlab
 from fake_daemon import ANSWER, MODEL, FakeDaemon, instance_view, model_view, up_ready, up_story
 
 from flexlab.spec.lab import UpStep
+from flexlab.spec.machine import Problem
 from flexlab.spec.plan import Refusal
 
 
@@ -108,16 +109,22 @@ def test_up_as_json_holds_endpoint_and_probe(flexlab: Flexlab, daemon: FakeDaemo
 
 
 @pytest.mark.parametrize(
-    ("code", "exit_code"), [("no_fit", 3), ("too_big", 3), ("model_not_found", 2), ("launch", 1)]
+    ("code", "status", "exit_code"),
+    [("too_big", 503, 3), ("no_memory", 503, 3), ("unknown_variant", 400, 2), ("launch", 503, 1)],
 )
 def test_a_refusal_ends_up_with_its_own_exit_code(
-    flexlab: Flexlab, daemon: FakeDaemon, code: str, exit_code: int
+    flexlab: Flexlab, daemon: FakeDaemon, code: str, status: int, exit_code: int
 ) -> None:
-    refusal = Refusal(code=code, message="it needs 9.0G", hint="close something")
+    message, hint = "it needs 9.0G", "close something"
+    problems = (
+        Problem(code=code, message=message, hint=hint),
+        Problem(code="other", message="and no GPU", hint="buy one"),
+    )
+    refusal = Refusal(code=code, message=message, hint=hint, status=status, problems=problems)
     daemon.steps = [UpStep(kind="refused", refusal=refusal)]
     shown = flexlab("up", "smollm2", "--json")
     assert shown.returncode == exit_code
-    assert "error: it needs 9.0G\nhint: close something\n" in shown.stderr
+    assert shown.stderr == ("error: it needs 9.0G\n  and no GPU (buy one)\nhint: close something\n")
     assert json.loads(shown.stdout)["error"]["code"] == code
 
 
@@ -203,6 +210,18 @@ def test_run_reads_its_prompt_from_a_pipe(flexlab: Flexlab, daemon: FakeDaemon) 
     shown = flexlab("run", "smollm2", "--json", stdin="what is up?\n")
     assert json.loads(shown.stdout)["content"] == ANSWER
     assert daemon.chats[0]["messages"][0]["content"] == "what is up?"
+
+
+@pytest.mark.parametrize("env", [{}, {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}])
+def test_a_prompt_reaches_the_model_whole_in_any_locale(
+    flexlab: Flexlab, daemon: FakeDaemon, env: dict[str, str]
+) -> None:
+    words = "wie schön, 日本"
+    asked = flexlab("run", "smollm2", words, "--system", words, LC_ALL="C", **env)
+    assert asked.returncode == 0, asked.stderr
+    flexlab("run", "smollm2", stdin=words, LC_ALL="C", **env)
+    said = [message["content"] for chat in daemon.chats for message in chat["messages"]]
+    assert said == [words] * 3
 
 
 def test_run_strips_escape_codes_from_the_models_answer(
