@@ -13,8 +13,10 @@ from flexlab.spec.machine import Problem
 from flexlab.spec.plan import Refusal
 
 
-def test_ps_names_the_model_its_state_and_its_reason(flexlab: Flexlab, daemon: FakeDaemon) -> None:
-    shown = flexlab("ps", COLUMNS="120")
+def test_ps_names_the_model_its_state_and_its_reason(
+    flexlab_here: Flexlab, daemon: FakeDaemon
+) -> None:
+    shown = flexlab_here("ps", COLUMNS="120")
     header, row = shown.stdout.splitlines()
     assert shown.returncode == 0
     assert header.split()[0] == "MODEL"
@@ -25,49 +27,49 @@ def test_ps_names_the_model_its_state_and_its_reason(flexlab: Flexlab, daemon: F
 
 
 def test_ps_fits_forty_columns_and_keeps_model_and_state(
-    flexlab: Flexlab, daemon: FakeDaemon
+    flexlab_here: Flexlab, daemon: FakeDaemon
 ) -> None:
-    lines = flexlab("ps", COLUMNS="40").stdout.splitlines()
+    lines = flexlab_here("ps", COLUMNS="40").stdout.splitlines()
     assert max(map(len, lines)) <= 40
     assert lines[0].split()[:2] == ["MODEL", "STATE"]
 
 
-def test_ps_as_json_has_the_stable_shape(flexlab: Flexlab, daemon: FakeDaemon) -> None:
-    shown = json.loads(flexlab("ps", "--json").stdout)
+def test_ps_as_json_has_the_stable_shape(flexlab_here: Flexlab, daemon: FakeDaemon) -> None:
+    shown = json.loads(flexlab_here("ps", "--json").stdout)
     assert set(shown) == {"daemon", "models", "instances", "pools", "gpus"}
     assert shown["models"][0]["name"] == MODEL
     assert shown["daemon"]["address"] == daemon.address
 
 
-def test_ps_shows_cold_models_only_when_asked(flexlab: Flexlab, daemon: FakeDaemon) -> None:
+def test_ps_shows_cold_models_only_when_asked(flexlab_here: Flexlab, daemon: FakeDaemon) -> None:
     daemon.models = (model_view(word="cold", instances=(), idle_since=None),)
     daemon.instances = ()
-    assert MODEL not in flexlab("ps").stdout
-    assert MODEL in flexlab("ps", "--all").stdout
+    assert MODEL not in flexlab_here("ps").stdout
+    assert MODEL in flexlab_here("ps", "--all").stdout
 
 
-def test_ps_without_a_daemon_says_so_and_succeeds(flexlab: Flexlab) -> None:
-    shown = flexlab("ps", "--json")
+def test_ps_without_a_daemon_says_so_and_succeeds(flexlab_here: Flexlab) -> None:
+    shown = flexlab_here("ps", "--json")
     assert shown.returncode == 0
     assert json.loads(shown.stdout)["models"] == []
     assert "not running" in shown.stderr
 
 
 def test_control_characters_of_a_name_never_reach_the_terminal(
-    flexlab: Flexlab, daemon: FakeDaemon
+    flexlab_here: Flexlab, daemon: FakeDaemon
 ) -> None:
     daemon.models = (model_view(name="evil\x1b[2Jname", why="x\x07y"),)
-    shown = flexlab("ps", COLUMNS="160").stdout
+    shown = flexlab_here("ps", COLUMNS="160").stdout
     assert "evilname" in shown
     assert "\x1b" not in shown
     assert "\x07" not in shown
 
 
 def test_up_tells_the_story_and_ends_with_what_to_do_next(
-    flexlab: Flexlab, daemon: FakeDaemon
+    flexlab_here: Flexlab, daemon: FakeDaemon
 ) -> None:
     daemon.steps = up_story()
-    shown = flexlab("up", "smollm2", "--keep", "--set", "parallel=2")
+    shown = flexlab_here("up", "smollm2", "--keep", "--set", "parallel=2")
     assert shown.returncode == 0, shown.stderr
     assert "Test CPU, 2 threads" in shown.stderr
     assert "variant cpu: no GPU was found" in shown.stderr
@@ -80,11 +82,11 @@ def test_up_tells_the_story_and_ends_with_what_to_do_next(
     assert body["wishes"]["settings"] == {"parallel": "2"}
 
 
-def test_the_curl_line_works_when_pasted(flexlab: Flexlab, daemon: FakeDaemon) -> None:
+def test_the_curl_line_works_when_pasted(flexlab_here: Flexlab, daemon: FakeDaemon) -> None:
     import subprocess
 
     daemon.steps = up_story()
-    shown = flexlab("up", "smollm2", "--no-probe")
+    shown = flexlab_here("up", "smollm2", "--no-probe")
     [line] = [line for line in shown.stdout.splitlines() if line.startswith("curl ")]
     pasted = subprocess.run(
         ["sh", "-c", line.replace("curl ", "curl -s ", 1)], capture_output=True, timeout=20
@@ -93,16 +95,16 @@ def test_the_curl_line_works_when_pasted(flexlab: Flexlab, daemon: FakeDaemon) -
 
 
 def test_up_of_a_running_model_is_short_and_probes_nothing(
-    flexlab: Flexlab, daemon: FakeDaemon
+    flexlab_here: Flexlab, daemon: FakeDaemon
 ) -> None:
-    shown = flexlab("up", "smollm2")
+    shown = flexlab_here("up", "smollm2")
     assert shown.stdout.strip() == f"{MODEL} is running at {daemon.address}/v1"
     assert daemon.chats == []
 
 
-def test_up_as_json_holds_endpoint_and_probe(flexlab: Flexlab, daemon: FakeDaemon) -> None:
+def test_up_as_json_holds_endpoint_and_probe(flexlab_here: Flexlab, daemon: FakeDaemon) -> None:
     daemon.steps = up_story()
-    shown = json.loads(flexlab("up", "smollm2", "--json").stdout)
+    shown = json.loads(flexlab_here("up", "smollm2", "--json").stdout)
     assert shown["endpoint"] == f"{daemon.address}/v1"
     assert shown["model"] == MODEL
     assert shown["probe"]["tokens_per_s"] == 42.5
@@ -113,7 +115,7 @@ def test_up_as_json_holds_endpoint_and_probe(flexlab: Flexlab, daemon: FakeDaemo
     [("too_big", 503, 3), ("no_memory", 503, 3), ("unknown_variant", 400, 2), ("launch", 503, 1)],
 )
 def test_a_refusal_ends_up_with_its_own_exit_code(
-    flexlab: Flexlab, daemon: FakeDaemon, code: str, status: int, exit_code: int
+    flexlab_here: Flexlab, daemon: FakeDaemon, code: str, status: int, exit_code: int
 ) -> None:
     message, hint = "it needs 9.0G", "close something"
     problems = (
@@ -122,37 +124,37 @@ def test_a_refusal_ends_up_with_its_own_exit_code(
     )
     refusal = Refusal(code=code, message=message, hint=hint, status=status, problems=problems)
     daemon.steps = [UpStep(kind="refused", refusal=refusal)]
-    shown = flexlab("up", "smollm2", "--json")
+    shown = flexlab_here("up", "smollm2", "--json")
     assert shown.returncode == exit_code
     assert shown.stderr == ("error: it needs 9.0G\n  and no GPU (buy one)\nhint: close something\n")
     assert json.loads(shown.stdout)["error"]["code"] == code
 
 
 def test_a_failed_probe_is_a_note_and_the_model_stays_up(
-    flexlab: Flexlab, daemon: FakeDaemon
+    flexlab_here: Flexlab, daemon: FakeDaemon
 ) -> None:
     daemon.steps = up_story()
     daemon.errors["/v1/chat/completions"] = (429, {"message": "queue is full", "code": "busy"})
-    shown = flexlab("up", "smollm2")
+    shown = flexlab_here("up", "smollm2")
     assert shown.returncode == 0
     assert "queue is full" in shown.stderr
 
 
 def test_a_daemon_that_dies_meanwhile_is_a_sentence_with_exit_4(
-    flexlab: Flexlab, daemon: FakeDaemon
+    flexlab_here: Flexlab, daemon: FakeDaemon
 ) -> None:
     daemon.steps = up_story()[:2]
-    shown = flexlab("up", "smollm2")
+    shown = flexlab_here("up", "smollm2")
     assert shown.returncode == 4
     assert "ended before smollm2 was ready" in shown.stderr
 
 
 def test_down_says_how_long_it_took_and_what_did_not_run(
-    flexlab: Flexlab, daemon: FakeDaemon
+    flexlab_here: Flexlab, daemon: FakeDaemon
 ) -> None:
     stopped = [{"model": MODEL, "instance": "i1", "seconds": 0.3}]
     daemon.answers["/down"] = {"stopped": stopped, "not_running": ["other"]}
-    shown = flexlab("down", "smollm2", "other")
+    shown = flexlab_here("down", "smollm2", "other")
     assert shown.returncode == 0
     assert shown.stdout.splitlines() == [
         f"{MODEL} is stopped (0.3 s)",
@@ -161,53 +163,57 @@ def test_down_says_how_long_it_took_and_what_did_not_run(
 
 
 def test_down_of_an_unknown_model_keeps_the_daemons_words_and_code(
-    flexlab: Flexlab, daemon: FakeDaemon
+    flexlab_here: Flexlab, daemon: FakeDaemon
 ) -> None:
     problem = {"code": "model_not_found", "message": "no model named 'x'", "hint": "flexlab ls"}
     daemon.errors["/down"] = (404, {**problem, "exit_code": 2, "near": ["xy"]})
-    shown = flexlab("down", "x", "--json")
+    shown = flexlab_here("down", "x", "--json")
     assert shown.returncode == 2
     assert shown.stderr == "error: no model named 'x'\nhint: flexlab ls\n"
     assert json.loads(shown.stdout)["error"]["near"] == ["xy"]
 
 
 def test_down_all_and_daemon_waits_until_the_lock_is_free(
-    flexlab: Flexlab, daemon: FakeDaemon
+    flexlab_here: Flexlab, daemon: FakeDaemon
 ) -> None:
     daemon.answers["/down"] = {"stopped": [], "not_running": []}
-    shown = flexlab("down", "--all", "--daemon")
+    shown = flexlab_here("down", "--all", "--daemon")
     assert shown.returncode == 0
     assert daemon.ended.is_set()
     assert [path for path, _ in daemon.requests] == ["POST /down", "POST /shutdown"]
 
 
-def test_down_all_without_a_daemon_is_no_error(flexlab: Flexlab) -> None:
-    shown = flexlab("down", "--all", "--daemon")
+def test_down_all_without_a_daemon_is_no_error(flexlab_here: Flexlab) -> None:
+    shown = flexlab_here("down", "--all", "--daemon")
     assert shown.returncode == 0
     assert "nothing is running" in shown.stderr
 
 
-def test_logs_prints_lines_without_their_escape_codes(flexlab: Flexlab, daemon: FakeDaemon) -> None:
+def test_logs_prints_lines_without_their_escape_codes(
+    flexlab_here: Flexlab, daemon: FakeDaemon
+) -> None:
     daemon.log_lines = ["plain", "\x1b[31mred\x1b[0m"]
-    shown = flexlab("logs", "smollm2", "-n", "5")
+    shown = flexlab_here("logs", "smollm2", "-n", "5")
     assert shown.stdout.splitlines() == ["plain", "red"]
     assert "tail=5" in daemon.bodies("GET /logs")[0]
 
 
-def test_logs_without_a_daemon_exits_4(flexlab: Flexlab) -> None:
-    assert flexlab("logs", "smollm2").returncode == 4
+def test_logs_without_a_daemon_exits_4(flexlab_here: Flexlab) -> None:
+    assert flexlab_here("logs", "smollm2").returncode == 4
 
 
-def test_run_streams_the_answer_to_stdout(flexlab: Flexlab, daemon: FakeDaemon) -> None:
-    shown = flexlab("run", "smollm2", "hello", "there", "--system", "be brief", "--max-tokens", "9")
+def test_run_streams_the_answer_to_stdout(flexlab_here: Flexlab, daemon: FakeDaemon) -> None:
+    shown = flexlab_here(
+        "run", "smollm2", "hello", "there", "--system", "be brief", "--max-tokens", "9"
+    )
     assert shown.stdout == ANSWER + "\n"
     [chat] = daemon.chats
     assert [message["content"] for message in chat["messages"]] == ["be brief", "hello there"]
     assert chat["max_tokens"] == 9
 
 
-def test_run_reads_its_prompt_from_a_pipe(flexlab: Flexlab, daemon: FakeDaemon) -> None:
-    shown = flexlab("run", "smollm2", "--json", stdin="what is up?\n")
+def test_run_reads_its_prompt_from_a_pipe(flexlab_here: Flexlab, daemon: FakeDaemon) -> None:
+    shown = flexlab_here("run", "smollm2", "--json", stdin="what is up?\n")
     assert json.loads(shown.stdout)["content"] == ANSWER
     assert daemon.chats[0]["messages"][0]["content"] == "what is up?"
 
@@ -225,15 +231,15 @@ def test_a_prompt_reaches_the_model_whole_in_any_locale(
 
 
 def test_run_strips_escape_codes_from_the_models_answer(
-    flexlab: Flexlab, daemon: FakeDaemon
+    flexlab_here: Flexlab, daemon: FakeDaemon
 ) -> None:
     daemon.pieces = ["a\x1b]0;title\x07b", "\tc\n"]
-    assert flexlab("run", "smollm2", "hi").stdout == "ab\tc\n\n"
+    assert flexlab_here("run", "smollm2", "hi").stdout == "ab\tc\n\n"
 
 
-def test_an_older_command_says_so_and_goes_on(flexlab: Flexlab) -> None:
+def test_an_older_command_says_so_and_goes_on(flexlab_here: Flexlab) -> None:
     with FakeDaemon(version="99.0.0") as daemon:
-        shown = flexlab("up", "smollm2")
+        shown = flexlab_here("up", "smollm2")
         assert shown.returncode == 0
         assert "the daemon is FlexLab 99.0.0" in shown.stderr
         assert not daemon.ended.is_set()
@@ -251,8 +257,8 @@ def test_a_newer_command_replaces_the_daemon_and_says_so(flexlab: Flexlab) -> No
 
 
 def test_ready_instances_are_shown_with_their_conditions(
-    flexlab: Flexlab, daemon: FakeDaemon
+    flexlab_here: Flexlab, daemon: FakeDaemon
 ) -> None:
     daemon.steps = [up_ready()]
     daemon.instances = (instance_view(why="first answers"),)
-    assert "first answers" in flexlab("ps", COLUMNS="160").stdout
+    assert "first answers" in flexlab_here("ps", COLUMNS="160").stdout
