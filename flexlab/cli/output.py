@@ -225,5 +225,12 @@ def _width(stream: TextIO) -> int | None:
 
 
 def _is_unicode(stream: TextIO) -> bool:
+    """Whether it takes more than ASCII.
+
+    Python writes UTF-8 under LC_ALL=C as well, where whoever set that wants plain ASCII.
+    """
+    told = (os.environ.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))
+    if next((locale for locale in told if locale), "") in ("C", "POSIX"):
+        return False
     encoding = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "")
     return encoding.startswith("utf")

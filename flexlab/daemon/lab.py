@@ -218,26 +218,33 @@ class Lab:
         name = await self.launcher.threads.call("worker", self.registry.derive, request.model)
         self._register(name)
         self._known_at = float("-inf")
+        if name not in self.registry.externals:
+            refusal = await self._wish(name, request.wishes)
+            if refusal is not None:
+                return _only(UpStep(kind="refused", text=refusal.message, refusal=refusal))
         keep = None if request.keep is None else request.keep == "warm"
         self.scheduler.keep(name, warm=keep, pinned=request.pin)
-        if name not in self.registry.externals:
-            await self._wish(name, request.wishes)
         await self.launcher.threads.call("worker", self.save_states)
         return up_steps(self, name)
 
-    async def _wish(self, name: str, wishes: Wishes) -> None:
+    async def _wish(self, name: str, wishes: Wishes) -> Refusal | None:
         """Wishes hold until the next `up`; what runs is replaced only if its plan would differ.
 
         An `up` without wishes leaves what runs as it is, and starts what does not run by its
-        recipe alone.
+        recipe alone. Wishes that cannot be fulfilled change nothing: the refusal is returned.
         """
         running = [i for i in self.scheduler.instances_of(name) if i.live]
         if running and wishes == Wishes():
-            return
-        same = bool(running) and await self.launcher.threads.call(
+            return None
+        call = self.launcher.threads.call
+        planned = await call("worker", self.registry.plan, name, wishes)
+        if planned.candidates.refusal is not None:
+            return planned.candidates.refusal
+        same = bool(running) and await call(
             "worker", self.registry.would_be, name, wishes, running[0].plan_hash
         )
         self.scheduler.wish(name, wishes, replace=not same)
+        return None
 
     async def down(self, request: DownRequest) -> Stopped:
         """Stop and wait until each is confirmed gone (or is not, in time)."""
@@ -315,6 +322,10 @@ class Lab:
                 after = event.id
             if not follow:
                 return
+
+
+async def _only(step: UpStep) -> AsyncIterator[UpStep]:
+    yield step
 
 
 def pool_account(pool: Pool) -> PoolAccount:

@@ -34,6 +34,7 @@ from flexlab.spec.plan import (
     Weight,
     Wishes,
 )
+from flexlab.spec.source import parse_source
 from flexlab.weights.gguf import GgufHeader, read_header
 from flexlab.weights.store import Store
 
@@ -189,7 +190,7 @@ class Registry:
         """Headers of the installed GGUF files by source; the engine refuses broken ones."""
         shapes: dict[str, GgufHeader] = {}
         for source, path in facts.weights.items():
-            if not path.endswith(".gguf"):
+            if parse_source(source).format != "gguf":  # a file in a hub's cache has no suffix
                 continue
             with contextlib.suppress(OSError, WeightsError):
                 info = Path(path).stat()
@@ -226,9 +227,10 @@ class Registry:
         freed = 0
         for variant in self.recipe(model).variants:
             for weight in variant.plan_weights():
-                if path := self.store.installed(weight):
-                    freed += self.store.remove(weight)
-                    removed.append(str(path))
+                path = self.store.installed(weight)
+                if bytes_freed := self.store.remove(weight):
+                    freed += bytes_freed
+                    removed.append(str(path or weight.source))
         return removed, freed
 
     def _told(self, setting: str) -> float | None:

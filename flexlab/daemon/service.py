@@ -66,8 +66,10 @@ async def serve(
         request = await service.until_told()
         write_lock(lock, address="")
         await service.drain(request)
-        if not detached and (left := len(service.launcher.held)):
-            print(f"{left} models go on running; flexlab up takes them over", file=sys.stderr)
+        if not detached and (left := sorted({r.model for r in service.launcher.held.values()})):
+            print(
+                f"still running: {', '.join(left)}; the next flexlab up takes over", file=sys.stderr
+            )
         return EXIT_OK
     finally:
         await service.close()

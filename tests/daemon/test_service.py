@@ -113,6 +113,17 @@ async def test_up_with_a_wrong_setting_is_refused_with_the_right_one(
     assert lab.running() == []
 
 
+async def test_a_wrong_wish_leaves_what_runs_alone(home: Path, start: Start) -> None:
+    write_recipe(home, "small")
+    lab = await start()
+    await in_thread(up, "small")
+    before = lab.world.alive()
+    steps = await in_thread(up, "small", Wishes(settings={"contxt_size": "2048"}))
+    assert [step.kind for step in steps] == ["refused"]
+    assert lab.world.alive() == before
+    assert (await lab.chat("small"))[0] == 200
+
+
 async def test_other_settings_replace_what_runs_and_equal_ones_do_not(
     home: Path, start: Start
 ) -> None:
