@@ -14,10 +14,12 @@ import msgspec
 
 from flexlab.core import paths
 from flexlab.core.errors import WeightsError
+from flexlab.runtimes.logfile import rotate
 from flexlab.spec.lab import Progress
 from flexlab.spec.plan import Weight
 
 LINE_MAX_BYTES = 1 << 20
+LOG_MAX_BYTES = 1 << 20
 
 
 class _Failure(msgspec.Struct):
@@ -39,6 +41,7 @@ async def fetch(
 ) -> None:
     """Fetch all of them. Cancelling ends the child and keeps its part. Raises WeightsError."""
     log_path = paths.private_dir(paths.logs_dir()) / "fetch.log"
+    rotate(log_path, LOG_MAX_BYTES)
     with log_path.open("ab") as log:
         child = await asyncio.create_subprocess_exec(
             sys.executable,

@@ -14,6 +14,7 @@ from flexlab import __version__
 from flexlab.core import paths
 from flexlab.core.errors import FlexLabError, UnknownModel, UsageError
 from flexlab.core.settings import Settings
+from flexlab.daemon.enginelogs import newest_log
 from flexlab.daemon.events import EventLog
 from flexlab.daemon.files import ModelState, read_models, write_models
 from flexlab.daemon.launcher import Launcher
@@ -31,7 +32,7 @@ from flexlab.gateway.control import (
 )
 from flexlab.runtimes.base import Runtime
 from flexlab.scheduler.scheduler import Scheduler
-from flexlab.scheduler.state import Instance, Model, PoolAccount, safe_name
+from flexlab.scheduler.state import Instance, Model, PoolAccount
 from flexlab.scheduler.views import Known, Views
 from flexlab.spec.instance import Launch
 from flexlab.spec.lab import Event, ModelView, Snapshot, UpStep
@@ -306,7 +307,7 @@ class Lab:
         found = [r for r in self.launcher.held.values() if r.model == name]
         ref, log_path = (found[-1].ref, found[-1].log_path) if found else (None, None)
         if log_path is None:
-            log_path = await self.launcher.threads.call("worker", _newest_log, name)
+            log_path = await self.launcher.threads.call("worker", newest_log, name)
         if log_path is None:
             raise UsageError(f"{name} has no log: it was never started", f"flexlab up {name}")
         runtime = self._runtimes[found[-1].plan.runtime if found else "process"]
@@ -340,14 +341,6 @@ def pool_account(pool: Pool) -> PoolAccount:
         foreign_bytes=pool.used_bytes,
         sampled_at=pool.sampled_at,
     )
-
-
-def _newest_log(model: str) -> str | None:
-    found = sorted(
-        paths.logs_dir().glob(f"{safe_name(model)}-{'[0-9a-f]' * 8}.log"),
-        key=lambda path: path.stat().st_mtime,
-    )
-    return str(found[-1]) if found else None
 
 
 def _external_candidate(name: str) -> Candidate:

@@ -19,6 +19,7 @@ from flexlab import __version__
 from flexlab.core import paths
 from flexlab.core.errors import FlexLabError, LaunchError
 from flexlab.core.settings import Settings
+from flexlab.daemon.enginelogs import new_log, prune
 from flexlab.daemon.events import EventLog
 from flexlab.daemon.fetching import fetch
 from flexlab.daemon.files import Records
@@ -246,7 +247,6 @@ class Launcher:
             raise
 
     def _new_record(self, instance: str, plan: LaunchPlan) -> LaunchRecord:
-        log_path = paths.private_dir(paths.logs_dir()) / f"{instance}.log"
         return LaunchRecord(
             flexlab_version=__version__,
             instance=instance,
@@ -255,7 +255,7 @@ class Launcher:
             created_at=time.time(),
             plan=plan,
             api_key=secrets.token_urlsafe(24),
-            log_path=str(log_path),
+            log_path=str(new_log(instance)),
             recipe=self._registry.sources.get(plan.model),
         )
 
@@ -299,14 +299,17 @@ class Launcher:
         self.scheduler.gone(instance, state)
 
     def _forget(self, instance: str) -> None:
-        self.held.pop(instance, None)
+        record = self.held.pop(instance, None)
+        model = record.model if record else None
         self._died.pop(instance, None)
         if watch := self._watches.pop(instance, None):
             watch.close()
-        self.tasks.spawn(f"forget {instance}", self._drop_record(instance))
+        self.tasks.spawn(f"forget {instance}", self._tidy(instance, model))
 
-    async def _drop_record(self, instance: str) -> None:
+    async def _tidy(self, instance: str, model: str | None) -> None:
         await self.threads.call("worker", self._records.remove, instance)
+        if model is not None:
+            await self.threads.call("worker", prune, model)
 
     async def _stop(self, instance: str) -> None:
         gone = False

@@ -190,6 +190,24 @@ def test_an_orderly_end_of_the_daemon_leaves_engines_too(lab: Household) -> None
     assert lab.engines() == engines
 
 
+def test_an_older_daemon_is_replaced_and_its_models_go_on(lab: Household) -> None:
+    older = (
+        "import flexlab; flexlab.__version__ = '0.0.9'\nfrom flexlab.cli.main import main; main()"
+    )
+    assert lab.flexlab("pull", "smollm2", timeout=300).returncode == 0
+    command = [sys.executable, "-c", older, "serve"]
+    with subprocess.Popen(command, env=lab.env(), stderr=subprocess.DEVNULL) as old:
+        until(lambda: lab.ask("GET", "/health")[0] == 200, 30)
+        assert '"0.0.9"' in lab.flexlab("ps", "--json").stdout
+        assert lab.chat()[0] == 200
+        engines = lab.engines()
+        told = lab.up()
+        assert "replacing the daemon" in told.stderr
+        assert old.wait(30) == 0
+    assert lab.engines() == engines
+    assert lab.chat()[0] == 200
+
+
 def test_a_killed_engine_comes_back_with_the_next_request(lab: Household) -> None:
     lab.up()
     (engine,) = lab.engines()

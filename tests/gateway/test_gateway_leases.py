@@ -346,4 +346,4 @@ async def test_a_silent_client_is_let_go(rig: Rig, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("flexlab.gateway.proxy.CLIENT_IDLE_S", -1.0)
     rig.gateway._sweep()
     assert await silent.until_end() == b""
-    assert (await busy.reader.readuntil(b"\r\n0\r\n\r\n")).count(b'"t') == 5
+    assert (await busy.reader.readuntil(b"\r\n0\r\n\r\n")).count(b'"content"') == 5
