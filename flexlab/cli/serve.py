@@ -29,6 +29,9 @@ def serve(
             help="A server that already runs, as model NAME. URL is its root. Repeatable.",
         ),
     ] = None,
+    open_to_network: Annotated[
+        bool, typer.Option("--open-to-network", help="Allow a --host that others can reach.")
+    ] = False,
     detached: Annotated[bool, typer.Option(hidden=True)] = False,
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -41,7 +44,7 @@ def serve(
     from flexlab.core.settings import load_settings
     from flexlab.daemon.main import run as run_daemon
 
-    options = {"host": host, "port": port}
+    options = {"host": host, "port": port, "open_to_network": open_to_network or None}
     try:
         externals = _externals(external or [])
         loaded = load_settings({key: value for key, value in options.items() if value is not None})

@@ -86,6 +86,9 @@ class Settings(BaseModel):
     port: int = Field(8484, ge=0, le=65535)
     """The gateway's port; 0 takes any free one."""
 
+    open_to_network: bool = False
+    """Whether it may listen beyond this machine, where everybody can use it without a key."""
+
     models_dir: Annotated[Path, AfterValidator(_folder)] = Field(
         default_factory=lambda: paths.data_dir() / "models"
     )

@@ -17,9 +17,16 @@ from typing import IO, Any
 
 from flexlab import __version__
 from flexlab.core import paths
-from flexlab.core.errors import EXIT_OK, FlexLabError, RuntimeUnavailable, UsageError
+from flexlab.core.errors import (
+    EXIT_OK,
+    FlexLabError,
+    RuntimeUnavailable,
+    SettingsError,
+    UsageError,
+)
 from flexlab.core.logging import logging_to
-from flexlab.core.settings import Loaded
+from flexlab.core.settings import Loaded, Settings
+from flexlab.gateway.access import is_loopback
 
 log = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.0005
@@ -35,6 +42,7 @@ def run(
     """
     ready = ReadyPipe(ready_fd)
     try:
+        require_private(loaded.settings)
         lock = take_lock()
         if lock is None:
             ready.already()
@@ -42,6 +50,8 @@ def run(
         log_file = paths.private_dir(paths.logs_dir()) / "daemon.log"
         with lock, logging_to(log_file, loaded.settings.log_max_bytes):
             sys.setswitchinterval(SWITCH_INTERVAL_S)
+            for warning in loaded.warnings:
+                log.warning("%s", warning)
             # Imported here: whoever finds another daemon need not load all of this one.
             from flexlab.daemon.service import serve
 
@@ -56,6 +66,17 @@ def run(
         )
         ready.failed(wrapped)
         raise wrapped from error
+
+
+def require_private(settings: Settings) -> None:
+    """Loopback, or it is said that everybody may come. Raises SettingsError."""
+    if is_loopback(settings.host) or settings.open_to_network:
+        return
+    raise SettingsError(
+        f"listening on {settings.host} lets everybody on its network use this lab without a key",
+        "if that is meant: flexlab serve --open-to-network, or open_to_network: true in "
+        f"{paths.settings_file()}",
+    )
 
 
 def run_loop(work: Coroutine[Any, Any, int]) -> int:
