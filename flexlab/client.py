@@ -21,7 +21,8 @@ import msgspec
 from flexlab import __version__, spawn
 from flexlab.core import paths
 from flexlab.core.errors import DaemonUnreachable, FlexLabError
-from flexlab.spawn import DaemonSaid, WireProblem
+from flexlab.spawn import DaemonSaid
+from flexlab.spec.control import Removed, Status, Stopped, WireProblem
 from flexlab.spec.lab import Event, Snapshot, UpStep
 from flexlab.spec.plan import Keep, Wishes
 
@@ -43,39 +44,6 @@ class DaemonInfo(msgspec.Struct, frozen=True, kw_only=True):
     socket: str
     version: str
     address: str = ""
-
-
-class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /status. `holds` counts instances and waiters."""
-
-    flexlab_version: str
-    pid: int
-    address: str
-    started_at: float
-    installation: str
-    holds: int
-
-
-class StoppedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """One instance that `down` ended, and how long that took."""
-
-    model: str
-    instance: str
-    seconds: float
-
-
-class Stopped(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /down."""
-
-    stopped: tuple[StoppedModel, ...] = ()
-    not_running: tuple[str, ...] = ()
-
-
-class Removed(msgspec.Struct, frozen=True, kw_only=True):
-    """POST /rm."""
-
-    removed: tuple[str, ...] = ()
-    freed_bytes: int = 0
 
 
 class _Failure(msgspec.Struct):

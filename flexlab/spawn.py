@@ -16,6 +16,7 @@ import msgspec
 from flexlab.core import paths
 from flexlab.core.errors import DaemonUnreachable, FlexLabError
 from flexlab.core.text import clean_line
+from flexlab.spec.control import Ready, WireProblem
 
 LOG_TAIL_BYTES = 2000
 ENDING_S = 1.0
@@ -31,22 +32,6 @@ class DaemonSaid(FlexLabError):
         super().__init__(problem.message, problem.hint, code=problem.code)
         self.exit_code = problem.exit_code
         self.near = problem.near
-
-
-class WireProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """An error as the daemon writes it, over the ready pipe and on its socket."""
-
-    code: str = "failed"
-    message: str = "the daemon gave no reason"
-    hint: str | None = None
-    exit_code: int = 1
-    near: tuple[str, ...] = ()
-
-
-class _Ready(msgspec.Struct):
-    ready: bool = False
-    already: bool = False
-    error: WireProblem | None = None
 
 
 def start_daemon(deadline: float) -> bool:
@@ -125,7 +110,7 @@ def _read_line(fd: int, deadline: float) -> bytes:
 def _judge(line: bytes, process: subprocess.Popen[bytes]) -> bool:
     log = paths.logs_dir() / "daemon.log"
     try:
-        report = msgspec.json.decode(line, type=_Ready)
+        report = msgspec.json.decode(line, type=Ready)
     except msgspec.MsgspecError:
         if not _has_ended(process):
             raise DaemonUnreachable(

@@ -9,7 +9,9 @@ import typer
 from flexlab import client
 from flexlab.cli import output
 from flexlab.cli.common import JsonOption, model_word, need_words, verb_app
+from flexlab.core.errors import LaunchError
 from flexlab.core.units import show_seconds
+from flexlab.spec.control import Stopped
 
 END_TIMEOUT_S = 60.0
 
@@ -42,13 +44,13 @@ def down(
     running = client.find()
     if running is None:
         _check_names(names)
-        stopped = client.Stopped(not_running=names)
+        stopped = Stopped(not_running=names)
         if not names:
             output.say("nothing is running")
     elif names or everything:
         stopped = running.down(names, everything=everything, force=force)
     else:
-        stopped = client.Stopped()
+        stopped = Stopped()
     if not as_json:
         _tell(stopped, says_nothing=everything and running is not None)
     ended = running is not None and daemon and _end(running)
@@ -60,11 +62,19 @@ def down(
                 "daemon_ended": ended,
             }
         )
+    stuck = [one.model for one in stopped.stopped if not one.confirmed]
+    if stuck:
+        raise LaunchError(
+            f"{', '.join(stuck)} did not go away in time and still holds its memory",
+            f"flexlab down {' '.join(stuck)} --force tries again",
+            code="stuck",
+        )
 
 
-def _tell(stopped: client.Stopped, *, says_nothing: bool) -> None:
+def _tell(stopped: Stopped, *, says_nothing: bool) -> None:
     for one in stopped.stopped:
-        output.answer(f"{one.model} is stopped ({show_seconds(one.seconds)})")
+        if one.confirmed:
+            output.answer(f"{one.model} is stopped ({show_seconds(one.seconds)})")
     for name in stopped.not_running:
         output.answer(f"{name} was not running")
     if says_nothing and not stopped.stopped and not stopped.not_running:

@@ -12,6 +12,7 @@ from flexlab.cli import output
 from flexlab.cli.common import JsonOption, model_word, need_words, verb_app
 from flexlab.core.errors import UsageError
 from flexlab.core.units import show_bytes
+from flexlab.spec.control import Removed
 
 app = verb_app()
 
@@ -54,7 +55,7 @@ def _ask(words: list[str]) -> None:
         raise typer.Exit(1)
 
 
-def _remove_here(word: str) -> client.Removed:
+def _remove_here(word: str) -> Removed:
     """Without a daemon nothing runs, so nothing can be in use."""
     from flexlab.core.settings import load_settings
     from flexlab.recipes.catalogue import Catalogue
@@ -64,13 +65,13 @@ def _remove_here(word: str) -> client.Removed:
     recipe = Catalogue.load().resolve(word)
     weights = [file.weight() for variant in recipe.variants for file in variant.weights]
     freed = {weight.source: store.remove(weight) for weight in weights}
-    return client.Removed(
+    return Removed(
         removed=tuple(source for source, freed_bytes in freed.items() if freed_bytes),
         freed_bytes=sum(freed.values()),
     )
 
 
-def _tell(word: str, answer: client.Removed) -> None:
+def _tell(word: str, answer: Removed) -> None:
     if answer.removed:
         output.answer(f"{word}: deleted, {show_bytes(answer.freed_bytes)} free again")
     else:

@@ -21,7 +21,11 @@ from flexlab.daemon.launcher import Launcher
 from flexlab.daemon.registry import Registry
 from flexlab.daemon.tasks import stream
 from flexlab.daemon.up import up_steps
-from flexlab.gateway.control import (
+from flexlab.runtimes.base import Runtime
+from flexlab.scheduler.scheduler import Scheduler
+from flexlab.scheduler.state import Instance, Model, PoolAccount
+from flexlab.scheduler.views import Known, Views
+from flexlab.spec.control import (
     DownRequest,
     Removed,
     ShutdownRequest,
@@ -30,10 +34,6 @@ from flexlab.gateway.control import (
     StoppedModel,
     UpRequest,
 )
-from flexlab.runtimes.base import Runtime
-from flexlab.scheduler.scheduler import Scheduler
-from flexlab.scheduler.state import Instance, Model, PoolAccount
-from flexlab.scheduler.views import Known, Views
 from flexlab.spec.instance import Launch
 from flexlab.spec.lab import Event, ModelView, Snapshot, UpStep
 from flexlab.spec.lease import Lease, Refused

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import IO, Any
 
+import msgspec
+
 from flexlab import __version__
 from flexlab.core import paths
 from flexlab.core.errors import (
@@ -27,6 +29,7 @@ from flexlab.core.errors import (
 from flexlab.core.logging import logging_to
 from flexlab.core.settings import Loaded, Settings
 from flexlab.gateway.access import is_loopback
+from flexlab.spec.control import Ready, WireProblem
 
 log = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.0005
@@ -139,28 +142,22 @@ class ReadyPipe:
 
     def ready(self) -> None:
         """It listens."""
-        self._tell({"ready": True})
+        self._tell(Ready(ready=True))
 
     def already(self) -> None:
         """Another one was faster."""
-        self._tell({"already": True})
+        self._tell(Ready(already=True))
 
     def failed(self, error: FlexLabError) -> None:
         """It cannot start, and why."""
-        problem = {
-            "code": error.code,
-            "message": error.message,
-            "hint": error.hint,
-            "exit_code": error.exit_code,
-        }
-        self._tell({"error": problem})
+        self._tell(Ready(error=WireProblem.of(error)))
 
-    def _tell(self, said: dict[str, object]) -> None:
+    def _tell(self, said: Ready) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is None:
             return
         try:
-            os.write(descriptor, json.dumps(said).encode() + b"\n")
+            os.write(descriptor, msgspec.json.encode(said) + b"\n")
         except BrokenPipeError:
             log.info("whoever started this daemon has left already")
         finally:

@@ -22,7 +22,7 @@ from flexlab.daemon.lab import Lab, pool_account
 from flexlab.daemon.launcher import Launcher
 from flexlab.daemon.main import ReadyPipe, write_lock
 from flexlab.daemon.registry import Registry
-from flexlab.gateway.control import ControlServer, DownRequest, ShutdownRequest
+from flexlab.gateway.control import ControlServer
 from flexlab.gateway.proxy import Gateway
 from flexlab.gateway.routes import Router
 from flexlab.gpus.memory import sample_ram
@@ -32,6 +32,7 @@ from flexlab.runtimes.logfile import rotate
 from flexlab.runtimes.process import ProcessRuntime
 from flexlab.scheduler.policy import Policy
 from flexlab.scheduler.scheduler import Scheduler
+from flexlab.spec.control import DownRequest, ShutdownRequest
 from flexlab.spec.machine import RAM_POOL
 from flexlab.spec.plan import Refusal
 

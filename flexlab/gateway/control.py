@@ -31,78 +31,22 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from flexlab import __version__
 from flexlab.core import paths
 from flexlab.core.errors import FlexLabError, UnknownModel, UsageError
+from flexlab.spec.control import (
+    DownRequest,
+    Removed,
+    RmRequest,
+    ShutdownRequest,
+    Status,
+    Stopped,
+    UpRequest,
+    WireProblem,
+)
 from flexlab.spec.lab import Event, Snapshot, UpStep
-from flexlab.spec.plan import Keep, Wishes
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _HEADERS = {"x-flexlab-version": __version__}
 _UCRED = struct.Struct("3i")
-
-
-class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """`holds` counts instances and waiters: with none, a daemon may end unnoticed."""
-
-    flexlab_version: str
-    pid: int
-    address: str
-    started_at: float
-    installation: str
-    holds: int
-
-
-class UpRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A wish to have a model running; withdrawn when the connection closes."""
-
-    model: str
-    wishes: Wishes = Wishes()
-    keep: Keep | None = None
-    pin: bool | None = None
-
-
-class DownRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Models to stop: by name, or all."""
-
-    models: tuple[str, ...] = ()
-    all: bool = False
-    force: bool = False
-
-
-class StoppedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """One instance that was stopped; `confirmed` False: it does not go away."""
-
-    model: str
-    instance: str
-    seconds: float
-    confirmed: bool = True
-
-
-class Stopped(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to `down`."""
-
-    stopped: tuple[StoppedModel, ...] = ()
-    not_running: tuple[str, ...] = ()
-
-
-class ShutdownRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """End of the daemon; instances go on unless `stop_models`."""
-
-    stop_models: bool = False
-    only_if_idle: bool = False
-    why: str = ""
-
-
-class RmRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Weights to delete."""
-
-    model: str
-
-
-class Removed(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to `rm`."""
-
-    removed: tuple[str, ...] = ()
-    freed_bytes: int = 0
 
 
 class ControlLab(Protocol):
@@ -172,16 +116,10 @@ def _json(value: object) -> Response:
 
 async def _problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, FlexLabError)
-    body = {
-        "code": error.code,
-        "message": error.message,
-        "hint": error.hint,
-        "exit_code": error.exit_code,
-        "near": error.near if isinstance(error, UnknownModel) else (),
-    }
+    problem = WireProblem.of(error)
     status = 404 if isinstance(error, UnknownModel) else 400
     return Response(
-        msgspec.json.encode({"error": body}),
+        msgspec.json.encode({"error": problem}),
         status,
         media_type="application/json",
         headers=_HEADERS,

@@ -14,7 +14,7 @@ from flexlab.daemon.main import take_lock, write_lock
 from flexlab.daemon.service import Service
 from flexlab.demo.runtime import DemoRuntime
 from flexlab.demo.world import DemoWorld
-from flexlab.gateway.control import ShutdownRequest
+from flexlab.spec.control import ShutdownRequest
 
 
 @pytest.fixture
