@@ -73,7 +73,8 @@ class Lab:
         self._stop = stop
         self._views = Views(scheduler, time.time() - asyncio.get_running_loop().time())
         self._known: dict[str, Known] = {}
-        self._known_at = float("-inf")
+        self._known_at = 0.0
+        self._known_stamp = 0
         self._states_file = paths.state_dir() / "models.json"
         self._states = read_models(self._states_file)
 
@@ -191,10 +192,24 @@ class Lab:
         )
 
     def _facts(self) -> dict[str, Known]:
-        now = asyncio.get_running_loop().time()
-        if now - self._known_at > KNOWN_FOR_S:
-            self._known, self._known_at = self.registry.known(), now
+        """What is installed: read anew when the store says that it changed, else a second old.
+
+        Files that the store does not keep (paths, a hub's cache) are looked at in the worker.
+        """
+        stamp = self.registry.store.stamp()
+        if stamp != self._known_stamp or not self._known:
+            self._know(self.registry.known(), stamp)
+        elif time.monotonic() - self._known_at > KNOWN_FOR_S:
+            self._known_at = time.monotonic()
+            self.launcher.tasks.spawn("look at weights", self._look_again())
         return self._known
+
+    async def _look_again(self) -> None:
+        stamp = self.registry.store.stamp()
+        self._know(await self.launcher.threads.call("worker", self.registry.known), stamp)
+
+    def _know(self, known: dict[str, Known], stamp: int) -> None:
+        self._known, self._known_stamp, self._known_at = known, stamp, time.monotonic()
 
     # -- gateway.control.ControlLab
 
@@ -218,7 +233,7 @@ class Lab:
         """
         name = await self.launcher.threads.call("worker", self.registry.derive, request.model)
         self._register(name)
-        self._known_at = float("-inf")
+        await self._look_again()
         if name not in self.registry.externals:
             refusal = await self._wish(name, request.wishes)
             if refusal is not None:
@@ -288,10 +303,10 @@ class Lab:
             raise UsageError(f"{name} runs elsewhere: there are no weights of it here")
         if self._busy(self.scheduler.models[name]):
             raise UsageError(f"{name} is running", f"flexlab down {name}")
-        self._known_at = float("-inf")
         paths_removed, freed = await self.launcher.threads.call(
             "worker", self.registry.remove_weights, name
         )
+        await self._look_again()
         return Removed(removed=tuple(paths_removed), freed_bytes=freed)
 
     def shutdown(self, request: ShutdownRequest) -> bool:

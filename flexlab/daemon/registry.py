@@ -131,7 +131,7 @@ class Registry:
             sizes = [weight.size_bytes for weight in weights]
             if size is None and None not in sizes:
                 size = sum(count for count in sizes if count is not None)
-            if all(self.store.installed(weight) for weight in weights):
+            if self._are_installed(weights):
                 installed = True
                 break
         return Known(
@@ -141,6 +141,13 @@ class Registry:
             capabilities=recipe.capabilities,
             context=recipe.context,
         )
+
+    def _are_installed(self, weights: tuple[Weight, ...]) -> bool:
+        try:
+            return all(self.store.installed(weight) for weight in weights)
+        except WeightsError as error:  # said where the weights are wanted; a list goes on
+            log.debug("%s", error)
+            return False
 
     # -- planning; blocks
 

@@ -103,6 +103,13 @@ class Store:
             return self.absolute(item.path)
         return hub_cache.file_of(source, weight) if isinstance(source, HfSource) else None
 
+    def stamp(self) -> int:
+        """Changes whenever something is installed or removed here: one stat call."""
+        try:
+            return os.stat(self._index).st_mtime_ns
+        except OSError:
+            return 0
+
     def _is_whole(self, item: Item, weight: Weight) -> bool:
         if item.installed_at is None or weight.sha256 not in (None, item.sha256):
             return False
