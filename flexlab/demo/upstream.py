@@ -79,15 +79,21 @@ class FakeUpstream:
         self.open: set[_Connection] = set()
         self.script: Callable[[Seen], Reply] | None = None
         """The reply to any request, instead of what its path means."""
+        self.tires = False
+        """Closes a kept connection in the very moment in which the next request arrives on it."""
         self._changed = asyncio.Event()
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Listen; returns the port."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), host, port, backlog=1024)
+        self._server = await loop.create_server(self.connection, host, port, backlog=1024)
         self.port = int(self._server.sockets[0].getsockname()[1])
         return self.port
+
+    def connection(self) -> asyncio.Protocol:
+        """A new connection; for listening elsewhere (a unix socket) too."""
+        return _Connection(self)
 
     async def close(self) -> None:
         """Stop listening and cut every connection."""
@@ -124,6 +130,7 @@ class _Connection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._tunnel = False
+        self._answered = False
 
     def connection_made(  # type: ignore[override]  # uvloop's transports are no subclasses
         self, transport: asyncio.Transport
@@ -143,6 +150,9 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._tunnel:
             self.transport.write(data)
+            return
+        if self.upstream.tires and self._answered:
+            self.transport.abort()
             return
         self._buffer += data
         self._arrived.set()
@@ -166,6 +176,7 @@ class _Connection(asyncio.Protocol):
             except Cut as cut:
                 self._cut(reset=cut.reset)
                 return
+            self._answered = True
             self.upstream.completed += 1
             self.upstream.note()
             if (seen.header("connection") or "").lower() == "close":

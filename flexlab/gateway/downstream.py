@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import struct
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
@@ -24,6 +22,7 @@ from httptools import (
 )
 
 from flexlab.core.units import show_bytes
+from flexlab.gateway import sockets
 from flexlab.gateway.exchange import Exchange
 from flexlab.gateway.http import HEAD_LIMIT_BYTES, Answer, Head, Headers, error_answer
 from flexlab.gateway.upstream import Upstream
@@ -38,10 +37,9 @@ HIGH_WATER_BYTES = 256 * 1024
 PIPELINED_MAX = 8
 LINGER_S = 5.0
 """After a refusal before the body was read: closing at once would reset it away (RFC 9112, 9.6)."""
+_UNSOUND = frozenset({400, 431, 501, 505})
+"""After such a head, what follows on the connection may not be what it seems."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-# A peer that lost power never says goodbye: asked after a minute of silence, given up after two.
-_KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 
 
 class Client(asyncio.Protocol):
@@ -86,7 +84,7 @@ class Client(asyncio.Protocol):
         transport.set_write_buffer_limits(HIGH_WATER_BYTES)
         peer = transport.get_extra_info("peername")
         self._peer = str(peer[0]) if isinstance(peer, tuple) else "local"
-        _watch_for_dead_peer(transport)
+        sockets.watch_for_dead_peer(transport)
         self.gateway.clients.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -149,7 +147,7 @@ class Client(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._got_on = True
-        if self._deaf:
+        if self._deaf or self._incoming is not None:
             return
         parser, gateway = self._parser, self.gateway
         head = Head(
@@ -164,7 +162,7 @@ class Client(asyncio.Protocol):
         refusal = self._judge(head)
         if refusal is not None:
             exchange.early = refusal
-            if head.body_expected:
+            if head.body_expected or refusal.status in _UNSOUND:
                 self._refuse(exchange)
         elif b"expect" in fields and _wants_continue(head):
             if self._current is None:
@@ -189,10 +187,12 @@ class Client(asyncio.Protocol):
         exchange, pieces = self._incoming, self._pieces
         if self._deaf or exchange is None:
             return
+        head = exchange.head
+        if head.upgrade and not head.tunnel:
+            return  # the parser skips the body then: see _decline_upgrade
         if pieces:
             exchange.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         self._forget_message()
-        head = exchange.head
         self._deaf = not head.keep and not head.upgrade
         if self._current is None and not self._starting:
             self._current = exchange
@@ -291,7 +291,7 @@ class Client(asyncio.Protocol):
             self._close(transport)
             return
         if self._after_upgrade is not None and not self._queue:
-            self._resume_http()
+            self._resume_http(self._after_upgrade)
         if self._queue:
             if len(self._queue) <= PIPELINED_MAX:
                 transport.resume_reading()
@@ -308,9 +308,7 @@ class Client(asyncio.Protocol):
         if transport is None:
             return
         if reset:
-            connection = transport.get_extra_info("socket")
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-            transport.abort()
+            sockets.reset(transport)
         else:
             transport.close()
 
@@ -334,15 +332,28 @@ class Client(asyncio.Protocol):
     # -- upgrades
 
     def _leave_parser(self, rest: bytes) -> None:
-        """The parser stops after a request that asks for another protocol. Whether it is granted
-        is known with the answer; what comes meanwhile belongs to either."""
-        self._after_upgrade = b""
-        if self._current is None:
-            self._resume_http()
-            if rest and not self._deaf and self.transport is not None:
-                self._parse(rest)
+        """The parser stops after a head that asks for another protocol. Where that is allowed,
+        the answer decides; what comes meanwhile belongs to either protocol."""
+        if self._deaf:
+            return
+        if self._incoming is not None:
+            self._decline_upgrade(self._incoming.head, rest)
+        elif self._current is None:  # answered by the gateway itself
+            self._resume_http(rest)
         else:
+            self._after_upgrade = b""
             self._hold(rest)
+
+    def _decline_upgrade(self, head: Head, rest: bytes) -> None:
+        """Go on as if it had not asked (RFC 9110, 7.8), body and all: a new parser is told of the
+        body by a head that says nothing else."""
+        head.upgrade = False
+        length = head.fields.get(b"content-length", b"0")
+        framing = b"content-length: " + length
+        if b"transfer-encoding" in head.fields:
+            framing = b"transfer-encoding: chunked"
+        self._parser = HttpRequestParser(self)
+        self._parse(b"POST / HTTP/1.1\r\n%s\r\n\r\n%s" % (framing, rest))
 
     def _hold(self, data: bytes) -> None:
         assert self._after_upgrade is not None
@@ -350,9 +361,9 @@ class Client(asyncio.Protocol):
         if len(self._after_upgrade) > HEAD_LIMIT_BYTES and self.transport is not None:
             self.transport.pause_reading()
 
-    def _resume_http(self) -> None:
+    def _resume_http(self, rest: bytes) -> None:
         """It was not granted: the connection goes on as HTTP/1.1."""
-        rest, self._after_upgrade = self._after_upgrade, None
+        self._after_upgrade = None
         self._parser = HttpRequestParser(self)
         if self.transport is not None:
             self.transport.resume_reading()
@@ -376,17 +387,6 @@ class Client(asyncio.Protocol):
             self.transport.pause_reading()
         else:
             self.transport.resume_reading()
-
-
-def _watch_for_dead_peer(transport: asyncio.Transport) -> None:
-    connection = transport.get_extra_info("socket")
-    if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE:
-        option = getattr(socket, name, None)  # TCP_KEEPIDLE has another name on macOS
-        if option is not None:
-            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _wants_continue(head: Head) -> bool:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from flexlab.core.text import clean_line
 from flexlab.gateway.http import (
     Answer,
     Head,
@@ -26,7 +25,7 @@ from flexlab.gateway.http import (
 )
 from flexlab.gateway.observe import How, Record
 from flexlab.gateway.pool import Destination, replace_model
-from flexlab.gateway.upstream import TUNNEL, UNCHUNKED, UNTIL_CLOSE, Upstream, connect
+from flexlab.gateway.upstream import TUNNEL, UNCHUNKED, UNTIL_CLOSE, Upstream, connect, in_words
 from flexlab.spec.lease import Lease, Refused
 from flexlab.spec.plan import Refusal
 
@@ -157,8 +156,7 @@ class Exchange:
             self._backend_failed(504, "backend_timeout", f"no connection after {limit_s:g} s")
         except OSError as error:
             self._connecting = None
-            cause = clean_line(error.strerror or str(error) or type(error).__name__)
-            self._backend_failed(502, "backend_unreachable", f"no connection: {cause}")
+            self._backend_failed(502, "backend_unreachable", f"no connection: {in_words(error)}")
         else:
             self._connecting = None
             self._reach(upstream)

@@ -111,7 +111,8 @@ class Router:
         head.route = rule.route
         if rule.methods and head.method not in rule.methods:
             return _wrong_method(head, rule)
-        head.tunnel = rule is self._raw and head.upgrade and b"upgrade" in head.fields
+        if head.upgrade and rule is self._raw and b"upgrade" in head.fields:
+            head.tunnel = not head.body_expected
         return None
 
     def route(self, head: Head, body: bytes) -> Outcome:
@@ -137,7 +138,7 @@ class Router:
                 found = _decode_body(body).model
             except msgspec.ValidationError:
                 return _bad_body("'model' must be a string in a JSON object", "invalid_type")
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 return _bad_body(f"the body is not JSON: {error}", "invalid_json", param=None)
             if found is msgspec.UNSET or not found:
                 return _bad_body("'model' is missing: which model is asked?", "missing_model")

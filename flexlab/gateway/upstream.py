@@ -8,12 +8,14 @@ parser only watches for the end of a chunked body.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from flexlab.core.text import clean_line
 from flexlab.gateway.http import HEAD_LIMIT_BYTES, Head, Headers
 from flexlab.gateway.observe import EVENT_MARK, USAGE_TAIL_BYTES, Record
 from flexlab.gateway.pool import Destination, Pool
@@ -379,7 +381,11 @@ def _discard(data: bytes) -> None:
 
 
 def _cause(exc: Exception | None) -> str:
-    if exc is None:
-        return "it closed the connection"
-    text = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
-    return f"the connection broke: {text}"
+    return "it closed the connection" if exc is None else f"the connection broke: {in_words(exc)}"
+
+
+def in_words(exc: Exception) -> str:
+    """An error of a connection; asyncio and uvloop put different texts into the same error."""
+    if isinstance(exc, OSError) and exc.errno is not None and exc.errno > 0:
+        return os.strerror(exc.errno)
+    return clean_line(str(exc)) or type(exc).__name__

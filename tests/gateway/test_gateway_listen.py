@@ -33,7 +33,7 @@ def gateway() -> Gateway:
 )
 async def test_a_taken_port_names_its_owner_and_a_free_one(family: str, host: str) -> None:
     code = LISTENER.format(family=family, host=host)
-    with subprocess.Popen(
+    with subprocess.Popen(  # noqa: ASYNC220 - nothing else runs meanwhile
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as owner:
         assert owner.stdout is not None
