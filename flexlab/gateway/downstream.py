@@ -21,10 +21,17 @@ from httptools import (
     HttpRequestParser,
 )
 
-from flexlab.core.units import show_bytes
 from flexlab.gateway import sockets
 from flexlab.gateway.exchange import Exchange
-from flexlab.gateway.http import HEAD_LIMIT_BYTES, Answer, Head, Headers, error_answer
+from flexlab.gateway.http import (
+    HEAD_LIMIT_BYTES,
+    Answer,
+    Head,
+    Headers,
+    body_too_large,
+    error_answer,
+    head_too_large,
+)
 from flexlab.gateway.upstream import Upstream
 
 if TYPE_CHECKING:
@@ -135,7 +142,7 @@ class Client(asyncio.Protocol):
         else:
             self._idle_bytes += len(data)
             if self._idle_bytes > HEAD_LIMIT_BYTES:
-                self._misread(_head_too_large())
+                self._misread(head_too_large())
 
     # -- parser callbacks
 
@@ -177,7 +184,7 @@ class Client(asyncio.Protocol):
         self._body_bytes += len(data)
         if self._body_bytes > self.gateway.max_body_bytes:
             assert self._incoming is not None
-            self._incoming.early = _body_too_large(self.gateway.max_body_bytes)
+            self._incoming.early = body_too_large(self.gateway.max_body_bytes)
             self._refuse(self._incoming)
             return
         self._pieces.append(data)
@@ -212,7 +219,7 @@ class Client(asyncio.Protocol):
             sum(len(name) + len(value) + 4 for name, value in head.headers) + len(head.target)
             > HEAD_LIMIT_BYTES
         ):
-            return _head_too_large()
+            return head_too_large()
         if head.version not in ("1.1", "1.0"):
             return error_answer(505, "http_version", "this gateway speaks HTTP/1.1 and HTTP/1.0")
         fields = head.fields
@@ -222,7 +229,7 @@ class Client(asyncio.Protocol):
         refusal = self.gateway.routes.judge(head)
         length = fields.get(b"content-length")
         if refusal is None and length is not None and int(length) > self.gateway.max_body_bytes:
-            return _body_too_large(self.gateway.max_body_bytes)
+            return body_too_large(self.gateway.max_body_bytes)
         return refusal
 
     # -- refusals that end the connection
@@ -391,15 +398,3 @@ class Client(asyncio.Protocol):
 
 def _wants_continue(head: Head) -> bool:
     return head.version == "1.1" and head.fields[b"expect"].lower() == b"100-continue"
-
-
-def _body_too_large(limit_bytes: int) -> Answer:
-    return error_answer(
-        413,
-        "request_too_large",
-        f"the request body is larger than {show_bytes(limit_bytes)} (setting max_body_bytes)",
-    )
-
-
-def _head_too_large() -> Answer:
-    return error_answer(431, "head_too_large", "the request head is larger than 64 KiB")

@@ -12,6 +12,7 @@ from http import HTTPStatus
 
 import msgspec
 
+from flexlab.core.units import show_bytes
 from flexlab.spec.plan import Refusal
 
 HEAD_LIMIT_BYTES = 64 * 1024
@@ -129,6 +130,18 @@ def error_answer(
 ) -> Answer:
     """An error in OpenAI's shape."""
     return Answer(status, error_body(status, code, message, param), headers=headers)
+
+
+def body_too_large(limit_bytes: int) -> Answer:
+    """413, with the limit and its name."""
+    limit = show_bytes(limit_bytes)
+    message = f"the request body is larger than {limit}, this gateway's max_body_bytes"
+    return error_answer(413, "request_too_large", message)
+
+
+def head_too_large() -> Answer:
+    """431."""
+    return error_answer(431, "head_too_large", "the request head is larger than 64 KiB")
 
 
 def refusal_message(refusal: Refusal) -> str:
