@@ -44,6 +44,8 @@ class DaemonInfo(msgspec.Struct, frozen=True, kw_only=True):
     socket: str
     version: str
     address: str = ""
+    foreground: bool = False
+    """It runs in somebody's terminal or unit, with its own options."""
 
 
 class _Failure(msgspec.Struct):
@@ -235,6 +237,20 @@ def find(*, wait_s: float = CONNECT_TIMEOUT_S) -> Client | None:
         time.sleep(POLL_S)
 
 
+def left_running() -> list[str]:
+    """Instances that a daemon recorded and no daemon watches now: engines may run of them."""
+    return sorted(path.stem for path in paths.instances_dir().glob("*.json"))
+
+
+def find_or_adopt(say: Say = lambda _text: None) -> Client | None:
+    """As `find`, but where an earlier daemon left something running, one is started to take it
+    over: whoever stops or deletes models must know of it. `end_if_unused` ends it again."""
+    running = find()
+    if running is None and left_running():
+        return connect(start=True, say=say)
+    return running
+
+
 def running_version() -> str | None:
     """The version of the daemon that runs; None when none does."""
     info = read_lock_file()
@@ -256,9 +272,15 @@ def connect(start: bool, say: Say = lambda _text: None) -> Client:
         order = compare_versions(__version__, client.info.version)
         if order < 0:
             say(f"note: the daemon is FlexLab {client.info.version}, this is {__version__}")
-        if not (order > 0 and start):
-            return client
-        _replace(client, say)
+        if order > 0 and start and client.info.foreground:
+            say(
+                f"note: the daemon (pid {client.info.pid}) is FlexLab {client.info.version} and "
+                f"runs in the foreground; end it to use {__version__}"
+            )
+        elif order > 0 and start:
+            _replace(client, say)
+            return _start(say)
+        return client
     return _start(say)
 
 

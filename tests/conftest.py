@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
+
+# pytest-asyncio asks for the current loop before it sets its own; where none was ever set, Python
+# makes one, which nobody closes.
+asyncio.set_event_loop(None)
 
 
 @pytest.fixture(autouse=True)

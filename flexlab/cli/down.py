@@ -41,7 +41,7 @@ def down(
     names = tuple(model_word(word) for word in models or ())
     if not everything and not daemon:
         need_words(list(names), "MODEL or --all", "flexlab down [MODEL]... [--all] [--daemon]")
-    running = client.find()
+    running = client.find_or_adopt(output.say)
     if running is None:
         _check_names(names)
         stopped = Stopped(not_running=names)
@@ -54,6 +54,8 @@ def down(
     if not as_json:
         _tell(stopped, says_nothing=everything and running is not None)
     ended = running is not None and daemon and _end(running)
+    if running is not None and not ended:
+        client.end_if_unused(running)
     if as_json:
         output.answer_json(
             {

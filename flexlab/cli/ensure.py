@@ -18,6 +18,9 @@ from flexlab.spec.lab import InstanceView, ModelView
 from flexlab.spec.plan import Keep, Refusal, Wishes
 from flexlab.spec.source import is_source
 
+ENDING = "daemon_ending"
+"""Code with which a daemon refuses that is about to end."""
+END_TIMEOUT_S = 60.0
 WRONG_WISH_STATUS = frozenset({400, 404})
 NO_FIT_CODES = frozenset(
     {
@@ -68,7 +71,15 @@ def ensure_up(
     started_at, started = time.time(), time.monotonic()
     try:
         with output.narrator() as narrator:
-            model, instance = _follow(daemon, narrator, word, wishes, keep, pin)
+            try:
+                model, instance = _follow(daemon, narrator, word, wishes, keep, pin)
+            except FlexLabError as error:
+                if error.code != ENDING:
+                    raise
+                # Another command ended the daemon in the moment in which this one found it.
+                client.wait_until_ended(daemon.info, END_TIMEOUT_S)
+                daemon = client.connect(start=True, say=output.say)
+                model, instance = _follow(daemon, narrator, word, wishes, keep, pin)
     except KeyboardInterrupt:
         output.say(f"withdrawn; flexlab up {word} goes on where this stopped")
         client.end_if_unused(daemon)

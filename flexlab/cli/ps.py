@@ -49,6 +49,8 @@ def ps(
     daemon = client.find()
     if daemon is None:
         output.say("the daemon is not running; flexlab up MODEL starts it")
+        if left := client.left_running():
+            output.say(f"an earlier one may have left running: {', '.join(left)}")
         if as_json:
             output.answer_json(NOTHING)
         return

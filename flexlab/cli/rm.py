@@ -34,7 +34,7 @@ def rm(
     words = [model_word(word) for word in models or []]
     if not yes:
         _ask(words)
-    running = client.find()
+    running = client.find_or_adopt(output.say)
     removed = []
     for word in words:
         answer = running.rm(word) if running else _remove_here(word)
@@ -43,6 +43,8 @@ def rm(
         )
         if not as_json:
             _tell(word, answer)
+    if running:
+        client.end_if_unused(running)
     if as_json:
         output.answer_json(removed)
 

@@ -16,12 +16,13 @@ from flexlab.core.errors import FlexLabError, UsageError
 from flexlab.core.near import near
 from flexlab.core.units import show_seconds
 from flexlab.spec.lab import ModelView
-from flexlab.spec.plan import RuntimeName, Wishes
+from flexlab.spec.plan import Keep, RuntimeName, Wishes
 from flexlab.spec.source import is_source
 
 PROBE_TOKENS = 24
 PROBE_PROMPT = "Count from one to ten."
 RUNTIMES: tuple[str, ...] = get_args(RuntimeName)
+KEEP: dict[bool | None, Keep | None] = {None: None, True: "warm", False: "cold"}
 
 app = verb_app()
 
@@ -50,11 +51,13 @@ def up(
         typer.Option("--set", metavar="KEY=VALUE", help="A setting of the engine. Repeatable."),
     ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep it warm: it comes back after a preemption.")
-    ] = False,
+        bool | None,
+        typer.Option("--keep/--no-keep", help="Keep it warm: it comes back after a preemption."),
+    ] = None,
     pin: Annotated[
-        bool, typer.Option("--pin", help="Never stop it to make room for another model.")
-    ] = False,
+        bool | None,
+        typer.Option("--pin/--no-pin", help="Never stop it to make room for another model."),
+    ] = None,
     save: Annotated[
         bool, typer.Option("--save", help="Keep the recipe derived from a source or path.")
     ] = False,
@@ -76,7 +79,7 @@ def up(
     )
     if save and not is_source(word):
         raise UsageError(f"{word} has a recipe already", "--save is for sources and paths")
-    ready = ensure_up(word, wishes, keep="warm" if keep else None, pin=pin or None)
+    ready = ensure_up(word, wishes, keep=KEEP[keep], pin=pin)
     if save:
         from flexlab.cli.recipes import save_derived
 

@@ -133,6 +133,9 @@ class Settings(BaseModel):
     ram_limit_bytes: Bytes | None = Field(None, alias="ram_limit")
     """Budget for all models together; unset: what the machine has."""
 
+    max_body_bytes: Bytes = Field(1 << 30, alias="max_body")
+    """The largest request body; it is held in memory while its request runs."""
+
     allow_origins: Annotated[
         tuple[str, ...],
         AfterValidator(_origins),

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+
+import msgspec
 
 from flexlab.core.errors import FlexLabError
 from flexlab.daemon.files import Records
@@ -26,96 +28,128 @@ log = logging.getLogger(__name__)
 REAP_TIMEOUT_S = 5.0
 
 
-async def adopt_all(
-    records: Records,
-    runtimes: Mapping[str, Runtime],
-    registry: Registry,
-    scheduler: Scheduler,
-    launcher: Launcher,
-    installation: str,
-) -> None:
-    """Before listening: every record and everything of ours that runs is adopted or reaped."""
-    seen: set[str] = set()
-    for record in await launcher.threads.call("worker", records.all):
-        if record.installation != installation or record.plan.runtime not in runtimes:
-            continue
-        seen.add(record.instance)
-        runtime = runtimes[record.plan.runtime]
-        record = await _located(record, runtime, launcher)
+class Adoption:
+    """Before listening: every record, and everything of ours that runs, is adopted or reaped."""
+
+    def __init__(
+        self,
+        records: Records,
+        runtimes: Mapping[str, Runtime],
+        registry: Registry,
+        scheduler: Scheduler,
+        launcher: Launcher,
+        register: Callable[[str], None],
+    ) -> None:
+        """`register(model)` makes a model known to the scheduler."""
+        self._records = records
+        self._runtimes = runtimes
+        self._registry = registry
+        self._scheduler = scheduler
+        self._launcher = launcher
+        self._register = register
+        self._call = launcher.threads.call
+
+    async def run(self, installation: str) -> None:
+        """All of it; one record that cannot be judged is left as it is and stops no other."""
+        recorded = await self._call("worker", self._records.names)
+        for record in await self._call("worker", self._records.all):
+            if record.installation != installation or record.plan.runtime not in self._runtimes:
+                continue
+            try:
+                await self._judge(record)
+            except Exception:  # an edge: as a launcher effect
+                log.exception("%s can be neither adopted nor ended", record.instance)
+        await self._reap_strays(installation, recorded)
+
+    async def _judge(self, record: LaunchRecord) -> None:
+        runtime = self._runtimes[record.plan.runtime]
+        record = await self._located(record, runtime)
         if record.ref is None:
-            await launcher.threads.call("worker", records.remove, record.instance)
-            continue
-        known = await _model_of(record, registry, scheduler, launcher)
-        first = known is not None and not scheduler.instances_of(known)
-        if record.ready_at is None or not first:
-            why = "it never became ready" if record.ready_at is None else "it is not wanted"
-            await _reap(record, runtime, launcher, why)
-            await launcher.threads.call("worker", records.remove, record.instance)
-            continue
-        await _adopt(record, registry, scheduler, launcher)
-    await _reap_strays(runtimes, launcher, installation, seen)
+            await self._call("worker", self._records.remove, record.instance)
+            return
+        model = await self._model_of(record)
+        if record.ready_at is None or record.endpoint is None:
+            await self._reap(record, runtime, "it never became ready")
+        elif model is None or self._scheduler.instances_of(model):
+            await self._reap(record, runtime, "its model is gone, or runs already")
+        elif await self._launcher.loading.ask(record.plan, record.endpoint) == "closed":
+            await self._reap(record, runtime, "it does not listen any more")
+        else:
+            await self._adopt(record, model)
+
+    async def _located(self, record: LaunchRecord, runtime: Runtime) -> LaunchRecord:
+        """With the reference of what lives, or with none when it is gone."""
+        ref = record.ref or await self._call(runtime.name, runtime.find, record.instance)
+        if ref is not None and (await self._call(runtime.name, runtime.state, ref)).alive is False:
+            ref = None
+        return msgspec.structs.replace(record, ref=ref)
+
+    async def _model_of(self, record: LaunchRecord) -> str | None:
+        """The model that it runs, under the name that the lab knows it by now."""
+        try:
+            if record.recipe is not None:
+                name = await self._call("worker", self._registry.derive, record.recipe)
+            else:
+                name = self._registry.find(record.model)
+        except FlexLabError as error:
+            log.warning("%s is not adopted: %s", record.instance, error)
+            return None
+        self._register(name)
+        return name
+
+    async def _adopt(self, record: LaunchRecord, model: str) -> None:
+        assert record.ref is not None
+        loop = asyncio.get_running_loop()
+        ready_at = loop.time() - max(0.0, time.time() - (record.ready_at or time.time()))
+        instance = Instance(
+            id=record.instance,
+            model=model,
+            candidate=candidate_of(record.plan),
+            claims=dict(record.plan.claims),
+            state="ready",
+            since=ready_at,
+            why="adopted",
+            endpoint=record.endpoint,
+            ref=show_ref(record.ref),
+            image=record.plan.image,
+            plan_hash=record.plan.hash,
+            log_path=record.log_path,
+            ready_at=ready_at,
+            load_s=record.load_s,
+            idle_since=loop.time(),
+        )
+        self._launcher.held[record.instance] = record
+        self._scheduler.adopt(instance)
+        self._launcher.watch(record.instance, loading=False)
+        wishes = self._scheduler.models[model].wishes
+        why = await self._call("worker", _stale, record, model, self._registry, wishes)
+        if why is not None:
+            condition = Condition(kind="stale", since=time.time(), why=why)
+            self._scheduler.mark(record.instance, condition)
+
+    async def _reap(self, record: LaunchRecord, runtime: Runtime, why: str) -> None:
+        """End it; one that does not go keeps its record, for the next daemon to try again."""
+        assert record.ref is not None
+        self._launcher.note("instance", f"{record.instance} is ended: {why}", model=record.model)
+        if await self._call(runtime.name, runtime.stop, record.ref, REAP_TIMEOUT_S):
+            await self._call("worker", self._records.remove, record.instance)
+        else:
+            log.warning("%s does not go away and keeps its memory", record.instance)
+
+    async def _reap_strays(self, installation: str, recorded: set[str]) -> None:
+        """Ours, running, and without any record: nobody could ever reach or stop it again."""
+        for runtime in self._runtimes.values():
+            for found in await self._call(runtime.name, runtime.owned, installation):
+                if found.instance not in recorded:
+                    text = f"{found.instance} is ended: it has no launch record"
+                    self._launcher.note("instance", text)
+                    await self._call(runtime.name, runtime.stop, found.ref, REAP_TIMEOUT_S)
 
 
-async def _located(record: LaunchRecord, runtime: Runtime, launcher: Launcher) -> LaunchRecord:
-    """With the reference of what lives, or with none when it is gone."""
-    import msgspec
-
-    call = launcher.threads.call
-    ref = record.ref or await call(runtime.name, runtime.find, record.instance)
-    if ref is not None and (await call(runtime.name, runtime.state, ref)).alive is False:
-        ref = None
-    return msgspec.structs.replace(record, ref=ref)
-
-
-async def _model_of(
-    record: LaunchRecord, registry: Registry, scheduler: Scheduler, launcher: Launcher
-) -> str | None:
-    """The model that it runs, if the lab still knows it."""
-    try:
-        if record.recipe is not None:
-            return await launcher.threads.call("worker", registry.derive, record.recipe)
-        return registry.find(record.model)
-    except FlexLabError as error:
-        log.warning("%s is not adopted: %s", record.instance, error)
-        return None
-
-
-async def _adopt(
-    record: LaunchRecord, registry: Registry, scheduler: Scheduler, launcher: Launcher
-) -> None:
-    assert record.ref is not None
-    model = scheduler.models[record.model]
-    loop = asyncio.get_running_loop()
-    ready_at = loop.time() - max(0.0, time.time() - (record.ready_at or time.time()))
-    instance = Instance(
-        id=record.instance,
-        model=model.name,
-        candidate=candidate_of(record.plan),
-        claims=dict(record.plan.claims),
-        state="ready",
-        since=ready_at,
-        why="adopted",
-        endpoint=record.endpoint,
-        ref=show_ref(record.ref),
-        image=record.plan.image,
-        plan_hash=record.plan.hash,
-        log_path=record.log_path,
-        ready_at=ready_at,
-        load_s=record.load_s,
-        idle_since=loop.time(),
-    )
-    launcher.held[record.instance] = record
-    scheduler.adopt(instance)
-    launcher.watch(record.instance, loading=False)
-    if why := await launcher.threads.call("worker", _stale, record, registry, model.wishes):
-        condition = Condition(kind="stale", since=time.time(), why=why)
-        scheduler.mark(record.instance, condition)
-
-
-def _stale(record: LaunchRecord, registry: Registry, wishes: Wishes) -> str | None:
+def _stale(record: LaunchRecord, model: str, registry: Registry, wishes: Wishes) -> str | None:
     """Why the running plan is not what would be launched today; None when it is. Blocks."""
     try:
-        same = registry.would_be(record.model, wishes, record.plan.hash)
+        same = registry.would_be(model, wishes, record.plan.hash)
     except FlexLabError as error:
         return f"it could not be planned again: {error.message}"
     return None if same else "its plan has changed"
@@ -139,20 +173,3 @@ def candidate_of(plan: LaunchPlan) -> Candidate:
         start_timeout_s=plan.start_timeout_s,
         image=plan.image,
     )
-
-
-async def _reap(record: LaunchRecord, runtime: Runtime, launcher: Launcher, why: str) -> None:
-    assert record.ref is not None
-    launcher.note("instance", f"{record.instance} is ended: {why}", model=record.model)
-    await launcher.threads.call(runtime.name, runtime.stop, record.ref, REAP_TIMEOUT_S)
-
-
-async def _reap_strays(
-    runtimes: Mapping[str, Runtime], launcher: Launcher, installation: str, seen: set[str]
-) -> None:
-    """Ours, running, and without a record: nobody could ever reach or stop it again."""
-    for runtime in runtimes.values():
-        for found in await launcher.threads.call(runtime.name, runtime.owned, installation):
-            if found.installation == installation and found.instance not in seen:
-                launcher.note("instance", f"{found.instance} is ended: it has no launch record")
-                await launcher.threads.call(runtime.name, runtime.stop, found.ref, REAP_TIMEOUT_S)

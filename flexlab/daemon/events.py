@@ -29,21 +29,25 @@ class EventLog:
         self._path = path
         self._ring: deque[Event] = deque(maxlen=RING)
         self._size = 0
+        self._torn = False
+        """The file ends in the half line of a daemon that was killed while it wrote."""
         self._changed = asyncio.Event()
         self.last_id = self._read_back()
 
     def _read_back(self) -> int:
         """The newest events of an earlier daemon, so that `--after` works across a restart."""
         try:
-            lines = self._path.read_bytes().splitlines()[-RING:]
-            self._size = self._path.stat().st_size
+            content = self._path.read_bytes()
+            lines = content.splitlines()[-RING:]
+            self._size = len(content)
+            self._torn = not content.endswith(b"\n") and bool(content)
         except OSError:
             return 0
         for line in lines:
             try:
                 self._ring.append(msgspec.json.decode(line, type=Event))
             except msgspec.MsgspecError:
-                continue  # the last line of a daemon that was killed while writing
+                continue  # torn, see above
         return max((event.id for event in self._ring), default=0)
 
     def add(
@@ -84,7 +88,8 @@ class EventLog:
                 self._path.replace(self._path.with_suffix(".1.jsonl"))
                 self._size = 0
             with self._path.open("ab") as file:
-                file.write(line)
+                file.write(b"\n" + line if self._torn else line)
+            self._torn = False
             self._size += len(line)
         except OSError as error:
             log.warning("events are not written: %s", error)

@@ -20,6 +20,7 @@ from flexlab.spec.plan import Weight
 
 LINE_MAX_BYTES = 1 << 20
 LOG_MAX_BYTES = 1 << 20
+END_TIMEOUT_S = 5.0
 
 
 class _Failure(msgspec.Struct):
@@ -59,10 +60,19 @@ async def fetch(
     try:
         await _converse(child, weights, models_dir, report, log_path)
     finally:
-        if child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                child.terminate()
-            await child.wait()
+        await _end(child)
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    """Ask it to end, then kill it; one that not even that ends is left to the kernel."""
+    for end in (child.terminate, child.kill):
+        if child.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            end()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_TIMEOUT_S):
+                await child.wait()
 
 
 async def _converse(

@@ -67,6 +67,10 @@ class Records:
         """Once it is confirmed gone."""
         (self._folder / f"{instance}.json").unlink(missing_ok=True)
 
+    def names(self) -> set[str]:
+        """Instances that have a record, readable or not."""
+        return {path.stem for path in self._folder.glob("*.json")}
+
     def all(self) -> list[LaunchRecord]:
         """Every readable record, oldest first."""
         found = [
@@ -107,13 +111,16 @@ def write_models(path: Path, models: dict[str, ModelState]) -> None:
 
 
 def installation_id(folder: Path) -> str:
-    """The random word that marks everything this installation creates; made at first use."""
+    """The random word that marks everything this installation creates; made at first use.
+
+    Raises OSError.
+    """
     path = folder / "installation"
     try:
         if word := path.read_text(encoding="ascii").strip():
             return word
-    except (OSError, UnicodeDecodeError):
-        pass
+    except FileNotFoundError:
+        pass  # any other error may pass: a new word would disown all that runs
     word = os.urandom(8).hex()
     write_private(path, word.encode())
     return word

@@ -73,6 +73,8 @@ class Lab:
         self._stop = stop
         self._views = Views(scheduler, time.time() - asyncio.get_running_loop().time())
         self._known: dict[str, Known] = {}
+        self._ups = 0
+        """Calls of `up` that are not waiters yet."""
         self._known_at = 0.0
         self._known_stamp = 0
         self._states_file = paths.state_dir() / "models.json"
@@ -80,16 +82,29 @@ class Lab:
 
     # -- models
 
-    def register_all(self) -> None:
-        """Tell the scheduler of every model: recipes, earlier derived ones, external servers."""
+    def derive_again(self) -> None:
+        """Models without a recipe that an earlier daemon knew. Blocks."""
         for state in self._states.values():
             if state.source is not None:
                 with contextlib.suppress(FlexLabError):  # its file may be gone; then so is it
                     self.registry.derive(state.source)
-        for name in self.registry.known():
-            self._register(name)
 
-    def _register(self, name: str) -> None:
+    def register_all(self) -> None:
+        """Tell the scheduler of every model: recipes, derived ones, external servers."""
+        for name in self.registry.known():
+            self.register(name)
+
+    def find(self, name: str) -> str:
+        """The model of a name or alias, known to the scheduler from here on.
+
+        Raises UnknownModel.
+        """
+        model = self.registry.find(name)
+        self.register(model)
+        return model
+
+    def register(self, name: str) -> None:
+        """Make a model known to the scheduler; one that is known keeps its state."""
         if name in self.scheduler.models:
             return
         state = self._states.get(name, ModelState())
@@ -140,10 +155,10 @@ class Lab:
             )
             self.scheduler.adopt(instance)
 
-    def save_states(self) -> None:
-        """Keep what users decided. Blocks for a file write; called in the worker thread."""
-        states = {
-            model.name: ModelState(
+    async def save_states(self) -> None:
+        """Keep what users decided, also of models that cannot be found at present."""
+        for model in self.scheduler.models.values():
+            self._states[model.name] = ModelState(
                 keep=model.keep,
                 pinned=model.pinned,
                 enabled=model.enabled,
@@ -151,10 +166,9 @@ class Lab:
                 wishes=model.wishes,
                 source=self.registry.sources.get(model.name),
             )
-            for model in list(self.scheduler.models.values())
-        }
+        states = dict(self._states)
         try:
-            write_models(self._states_file, states)
+            await self.launcher.threads.call("worker", write_models, self._states_file, states)
         except OSError as error:
             log.warning("what you decided about models is not kept: %s", error)
 
@@ -163,11 +177,15 @@ class Lab:
     def acquire(self, name: str, *, client: str) -> Lease | asyncio.Future[Lease]:
         """See gateway.routes.Lab. Raises Refused."""
         try:
-            model = self.registry.find(name)
+            model = self.find(name)
         except UnknownModel as error:
             refusal = Refusal(code=error.code, message=error.message, hint=error.hint, status=404)
             raise Refused(refusal) from None
-        return self.scheduler.acquire(model)
+        was_down = self.scheduler.models[model].held_down
+        lease = self.scheduler.acquire(model)
+        if was_down:
+            self.launcher.tasks.spawn("save states", self.save_states())
+        return lease
 
     def models(self) -> tuple[ModelView, ...]:
         """Every model of the lab."""
@@ -223,7 +241,7 @@ class Lab:
             address=self.address,
             started_at=self.started_at,
             installation=self.installation,
-            holds=waiting + running + len(self.registry.externals),
+            holds=waiting + running + self._ups + len(self.registry.externals),
         )
 
     async def up(self, request: UpRequest) -> AsyncIterator[UpStep]:
@@ -231,17 +249,21 @@ class Lab:
 
         Raises FlexLabError for a name or source that leads to no model.
         """
-        name = await self.launcher.threads.call("worker", self.registry.derive, request.model)
-        self._register(name)
-        await self._look_again()
-        if name not in self.registry.externals:
-            refusal = await self._wish(name, request.wishes)
-            if refusal is not None:
-                return _only(UpStep(kind="refused", text=refusal.message, refusal=refusal))
-        keep = None if request.keep is None else request.keep == "warm"
-        self.scheduler.keep(name, warm=keep, pinned=request.pin)
-        await self.launcher.threads.call("worker", self.save_states)
-        return up_steps(self, name)
+        self._ups += 1
+        try:
+            in_use = {i.model for i in self.scheduler.instances.values()}
+            name = await self.launcher.threads.call(
+                "worker", self.registry.derive, request.model, in_use
+            )
+            self.register(name)
+            await self._look_again()
+            if name not in self.registry.externals:
+                refusal = await self._wish(name, request.wishes)
+                if refusal is not None:
+                    return _only(UpStep(kind="refused", text=refusal.message, refusal=refusal))
+        finally:
+            self._ups -= 1
+        return up_steps(self, name, keep=request.keep, pin=request.pin)
 
     async def _wish(self, name: str, wishes: Wishes) -> Refusal | None:
         """Wishes hold until the next `up`; what runs is replaced only if its plan would differ.
@@ -251,6 +273,7 @@ class Lab:
         """
         running = [i for i in self.scheduler.instances_of(name) if i.live]
         if running and wishes == Wishes():
+            self.scheduler.replace_stale(name)
             return None
         call = self.launcher.threads.call
         planned = await call("worker", self.registry.plan, name, wishes)
@@ -264,7 +287,7 @@ class Lab:
 
     async def down(self, request: DownRequest) -> Stopped:
         """Stop and wait until each is confirmed gone (or is not, in time)."""
-        names = [self.registry.find(name) for name in request.models]
+        names = [self.find(name) for name in request.models]
         external = [name for name in names if name in self.registry.externals]
         if external:
             raise UsageError(
@@ -282,6 +305,7 @@ class Lab:
             waits += [(name, each, self.scheduler.when_gone(each)) for each in ending]
             if not was_busy:
                 not_running.append(name)
+        await self.save_states()  # first: it holds even if this daemon is killed while it waits
         stopped = []
         for name, instance, gone in waits:
             confirmed = await gone
@@ -289,8 +313,14 @@ class Lab:
             stopped.append(
                 StoppedModel(model=name, instance=instance, seconds=took_s, confirmed=confirmed)
             )
-        await self.launcher.threads.call("worker", self.save_states)
         return Stopped(stopped=tuple(stopped), not_running=tuple(not_running))
+
+    async def end_loading(self) -> None:
+        """At the end of the daemon: what nobody waits for any more is not left half loaded."""
+        for instance in list(self.scheduler.instances.values()):
+            if instance.state in ("starting", "loading"):
+                self.scheduler.down(instance.model, force=True)
+                await self.scheduler.when_gone(instance.id)
 
     def _busy(self, model: Model) -> bool:
         ours = any(not i.external for i in self.scheduler.instances_of(model.name))
@@ -298,11 +328,14 @@ class Lab:
 
     async def rm(self, model: str) -> Removed:
         """Delete the weights of a model that does not run."""
-        name = self.registry.find(model)
+        name = self.find(model)
         if name in self.registry.externals:
             raise UsageError(f"{name} runs elsewhere: there are no weights of it here")
-        if self._busy(self.scheduler.models[name]):
-            raise UsageError(f"{name} is running", f"flexlab down {name}")
+        sources = self.registry.sources_of(name)
+        for other in self.scheduler.models.values():
+            if self._busy(other) and sources & self.registry.sources_of(other.name):
+                same = "" if other.name == name else f" from the same weights as {name}"
+                raise UsageError(f"{other.name} is running{same}", f"flexlab down {other.name}")
         paths_removed, freed = await self.launcher.threads.call(
             "worker", self.registry.remove_weights, name
         )
@@ -318,7 +351,7 @@ class Lab:
 
     async def logs(self, model: str, *, tail: int, follow: bool) -> AsyncIterator[bytes]:
         """The log of the newest instance of a model, running or not."""
-        name = self.registry.find(model)
+        name = self.find(model)
         found = [r for r in self.launcher.held.values() if r.model == name]
         ref, log_path = (found[-1].ref, found[-1].log_path) if found else (None, None)
         if log_path is None:

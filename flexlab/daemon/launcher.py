@@ -35,6 +35,7 @@ from flexlab.spec.plan import Candidates, LaunchPlan, Placement, Refusal, Wishes
 
 log = logging.getLogger(__name__)
 PORT_TRIES = 3
+CANCELLED = Refusal(code="cancelled", message="nobody waits for it any more")
 
 
 def refusal_of(error: FlexLabError, *, status: int = 503) -> Refusal:
@@ -92,7 +93,14 @@ class Launcher:
 
     def prepare(self, model: str, wishes: Wishes, *, download: bool) -> None:
         work = self._prepare(model, wishes, download)
-        self._preparing[model] = self.tasks.spawn(f"prepare {model}", work)
+        task = self._preparing[model] = self.tasks.spawn(f"prepare {model}", work)
+        task.add_done_callback(lambda done: self._never_ran(model, done))
+
+    def _never_ran(self, model: str, task: asyncio.Task[None]) -> None:
+        """Cancelled before its first step: nobody else reports it."""
+        if self._preparing.get(model) is task:
+            del self._preparing[model]
+            self.scheduler.prepare_failed(model, CANCELLED)
 
     def cancel_prepare(self, model: str) -> None:
         if task := self._preparing.get(model):
@@ -143,7 +151,7 @@ class Launcher:
         try:
             answer = await self._plan(model, wishes, download)
         except asyncio.CancelledError:
-            answer = Refusal(code="cancelled", message="nobody waits for it any more")
+            answer = CANCELLED
         except FlexLabError as error:
             answer = refusal_of(error)
         except Exception as error:  # an edge: a launcher effect
@@ -192,30 +200,37 @@ class Launcher:
                         raise
                     await self._confirm_gone(instance)
             load_s = time.monotonic() - began
-            await self._write(instance, ready_at=time.time(), load_s=load_s)
-            self._died.pop(instance, None)
+            await self._note_ready(instance, load_s)
             self.scheduler.ready(instance, load_s)
         except asyncio.CancelledError:
             pass  # `_stop` gave it up, and undoes what was started
         except FlexLabError as error:
             self.scheduler.start_failed(instance, refusal_of(error, status=502))
+        except OSError as error:
+            hint = f"is {paths.state_dir()} full or read-only?"
+            unrecorded = LaunchError(f"the launch cannot be recorded: {error}", hint)
+            self.scheduler.start_failed(instance, refusal_of(unrecorded))
         except Exception as error:  # an edge: a launcher effect
             log.exception("starting %s failed", instance)
             why = Refusal(code="defect", message=f"the start failed: {error!r}")
             self.scheduler.start_failed(instance, why)
         finally:
             self._starting.pop(instance, None)
+            self._died.pop(instance, None)  # from here on its end is an end, not a failed start
+
+    async def _note_ready(self, instance: str, load_s: float) -> None:
+        """In the record too; an engine that answers is not ended because the disk is full."""
+        try:
+            await self._write(instance, ready_at=time.time(), load_s=load_s)
+        except OSError as error:
+            log.warning("a daemon after this one will end %s: %s", instance, error)
 
     async def _launch(self, instance: str, plan: LaunchPlan) -> None:
         """Record, start, record again. The record comes first: a crash between finds its trace."""
         record = self.held[instance] = self._new_record(instance, plan)
-        try:
-            await self._write(instance)
-            started = await self._run(record)
-            await self._write(instance, ref=started.ref, endpoint=started.endpoint)
-        except OSError as error:
-            hint = f"is {paths.state_dir()} full or read-only?"
-            raise LaunchError(f"the launch cannot be recorded: {error}", hint) from error
+        await self._write(instance)
+        started = await self._run(record)
+        await self._write(instance, ref=started.ref, endpoint=started.endpoint)
         self.watch(instance)
         self.scheduler.launched(
             instance,
@@ -282,13 +297,14 @@ class Launcher:
 
         def on_gone(state: RunState) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended before it
-                loop.call_soon_threadsafe(self._ended, instance, state)
+                loop.call_soon_threadsafe(self._ended, instance, record.ref, state)
 
         runtime = self._runtimes[record.plan.runtime]
         self._watches[instance] = runtime.watch(record.ref, on_gone)
 
-    def _ended(self, instance: str, state: RunState) -> None:
-        if instance in self._stopping or instance not in self.held:
+    def _ended(self, instance: str, ref: RuntimeRef | None, state: RunState) -> None:
+        held = self.held.get(instance)
+        if instance in self._stopping or held is None or held.ref != ref:
             return
         died = self._died.get(instance)
         if died is not None:
@@ -335,7 +351,10 @@ class Launcher:
             return True
         runtime = self._runtimes[record.plan.runtime]
         timeout_s = record.plan.stop_timeout_s
-        return await self.threads.call(runtime.name, runtime.stop, record.ref, timeout_s)
+        if await self.threads.call(runtime.name, runtime.stop, record.ref, timeout_s):
+            return True
+        state = await self.threads.call(runtime.name, runtime.state, record.ref)
+        return state.alive is False
 
     async def close(self) -> None:
         """Let go of everything here; what runs goes on."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from flexlab import backends
 from flexlab.core.errors import LaunchError
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import httpx
 
 RENEWALS = 4
+Answer = Literal["ready", "loading", "failed", "closed"]
 LOG_TAIL_LINES = 60
 
 
@@ -68,20 +69,23 @@ class Loading:
                 async with asyncio.timeout(record.plan.ready.interval_s):
                     await asyncio.shield(died)
 
-    async def ask(self, plan: LaunchPlan, endpoint: Endpoint) -> str:
-        """`ready`, `loading` or `failed`, as the backend reads the answer; mute is loading."""
-        import httpx  # heavy; the daemon imports it when the first engine is started
+    async def ask(self, plan: LaunchPlan, endpoint: Endpoint) -> Answer:
+        """What its probe says: `ready`, `loading`, `failed`, or `closed`: nobody listens there.
 
+        An engine that accepts and says nothing is `loading`: it may merely be busy.
+        """
         if self._client is None:
-            # Building the TLS context takes longer than the loop may be held.
-            self._client = await self._threads.call(
-                "worker", lambda: httpx.AsyncClient(trust_env=False)
-            )
+            # Importing httpx and building its TLS context would hold the loop for 40 ms.
+            self._client = await self._threads.call("worker", _new_client)
+        import httpx
+
         url = f"{endpoint.url}{plan.ready.path}"
         try:
             reply = await self._client.get(
                 url, headers=dict(endpoint.headers), timeout=plan.ready.timeout_s
             )
+        except httpx.ConnectError:
+            return "closed"
         except httpx.HTTPError:
             return "loading"
         return backends.get(plan.backend).judge_ready(reply.status_code, reply.content)
@@ -94,14 +98,14 @@ class Loading:
     async def _signs(self, record: LaunchRecord) -> tuple[int, int]:
         """(log bytes, memory in 64 MiB steps): what changes while an engine is at work."""
         runtime = self._runtimes[record.plan.runtime]
-        memory = None
+        use = None
         if record.ref is not None:
-            memory = await self._threads.call(runtime.name, runtime.memory_bytes, record.ref)
+            use = await self._threads.call(runtime.name, runtime.memory, record.ref)
         try:
             size = os.stat(record.log_path).st_size
         except OSError:
             size = 0
-        return size, (memory or 0) >> 26
+        return size, (use.resident_bytes if use else 0) >> 26
 
     async def _failure(
         self, record: LaunchRecord, state: RunState | None, *, late_s: float | None = None
@@ -134,3 +138,9 @@ class Loading:
             why = f"not ready after {late_s:.0f} s without a sign of progress"
             return LaunchError(f"{plan.model}: {why}", hint, code="start_timeout")
         return LaunchError(f"the engine of {plan.model} says that it failed", hint)
+
+
+def _new_client() -> httpx.AsyncClient:
+    import httpx
+
+    return httpx.AsyncClient(trust_env=False)

@@ -7,17 +7,16 @@ what streams, close; engines go on unless they are to be stopped too.
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import json
+import contextlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Mapping
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
-from flexlab import __version__
 from flexlab.core import paths
 from flexlab.core.errors import (
     EXIT_OK,
@@ -28,6 +27,8 @@ from flexlab.core.errors import (
 )
 from flexlab.core.logging import logging_to
 from flexlab.core.settings import Loaded, Settings
+from flexlab.daemon.lockfile import take_lock
+from flexlab.daemon.tasks import THREAD_PREFIX
 from flexlab.gateway.access import is_loopback
 from flexlab.spec.control import Ready, WireProblem
 
@@ -46,19 +47,21 @@ def run(
     ready = ReadyPipe(ready_fd)
     try:
         require_private(loaded.settings)
-        lock = take_lock()
+        lock = take_lock(foreground=not detached)
         if lock is None:
             ready.already()
             return _already(detached)
         log_file = paths.private_dir(paths.logs_dir()) / "daemon.log"
-        with lock, logging_to(log_file, loaded.settings.log_max_bytes):
+        with contextlib.closing(lock), logging_to(log_file, loaded.settings.log_max_bytes):
             sys.setswitchinterval(SWITCH_INTERVAL_S)
             for warning in loaded.warnings:
                 log.warning("%s", warning)
             # Imported here: whoever finds another daemon need not load all of this one.
             from flexlab.daemon.service import serve
 
-            return run_loop(serve(loaded.settings, externals, lock, ready, detached=detached))
+            code = run_loop(serve(loaded.settings, externals, lock, ready))
+        leave_hung_threads(code)
+        return code
     except FlexLabError as error:
         ready.failed(error)
         raise
@@ -69,6 +72,14 @@ def run(
         )
         ready.failed(wrapped)
         raise wrapped from error
+
+
+def leave_hung_threads(code: int) -> None:
+    """End now if a call into a driver or a dead disk still hangs: Python would wait for it."""
+    if any(t.name.startswith(THREAD_PREFIX) and t.is_alive() for t in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def require_private(settings: Settings) -> None:
@@ -92,36 +103,6 @@ def run_loop(work: Coroutine[Any, Any, int]) -> int:
     except ImportError:
         runner = asyncio.run
     return runner(work)
-
-
-def take_lock() -> IO[str] | None:
-    """The lock that one daemon per user and machine holds for life; None when another has it.
-
-    Raises OSError.
-    """
-    paths.private_dir(paths.state_dir())
-    descriptor = os.open(paths.lock_file(), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    lock = os.fdopen(descriptor, "r+", encoding="utf-8")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        return None
-    return lock
-
-
-def write_lock(lock: IO[str], *, address: str) -> None:
-    """For clients: who holds it and where to reach it. An empty lock file is a daemon starting."""
-    lock.seek(0)
-    lock.truncate()
-    content = {
-        "pid": os.getpid(),
-        "socket": str(paths.socket_path()),
-        "version": __version__,
-        "address": address,
-    }
-    lock.write(json.dumps(content if address else {}))
-    lock.flush()
 
 
 def _already(detached: bool) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -68,6 +68,7 @@ class Registry:
         self._detect = detect or self._detect_here
         self._catalogue = load()
         self._derived: dict[str, ModelRecipe] = {}
+        self._kept: dict[str, ModelRecipe] = {}
         self.sources: dict[str, str] = {}
         """Derived model -> the source it was derived from."""
         self._headers: dict[tuple[str, int, int], GgufHeader] = {}
@@ -84,11 +85,20 @@ class Registry:
         return names
 
     def _recipes(self) -> dict[str, ModelRecipe]:
-        return {recipe.name: recipe for recipe in self._catalogue.models()} | self._derived
+        found = {recipe.name: recipe for recipe in self._catalogue.models()}
+        return self._kept | found | self._derived
 
-    def refresh(self) -> None:
-        """Read the recipes again: a file may have come, gone or changed. Blocks."""
+    def refresh(self, in_use: Collection[str] = ()) -> None:
+        """Read the recipes again: a file may have come, gone or changed. Blocks.
+
+        The last good recipe is kept of a model that is `in_use`, and where a file is wrong now.
+        """
+        before = self._recipes()
         self._catalogue = self._load()
+        broken = {problem.file.stem for problem in self._catalogue.problems}
+        now = {recipe.name for recipe in self._catalogue.models()}
+        gone = {n: r for n, r in before.items() if n not in now and (n in in_use or n in broken)}
+        self._kept = {name: recipe for name, recipe in gone.items() if name not in self._derived}
         self._names = self._all_names()
         for problem in self._catalogue.problems:
             log.warning("a recipe is left out: %s", problem)
@@ -100,16 +110,21 @@ class Registry:
             raise UnknownModel(name, near(name, self._names))
         return found
 
-    def derive(self, name: str) -> str:
-        """As `find`, and for a source without a recipe derives one. Blocks. Raises FlexLabError."""
+    def derive(self, name: str, in_use: Collection[str] = ()) -> str:
+        """As `find` in the recipes as they are now; for a source without one, one is derived.
+
+        Blocks. Raises FlexLabError.
+        """
         if name in self.externals:
             return name
-        self.refresh()
+        self.refresh(in_use)
+        if self._names.get(name) in self._kept:
+            return self._names[name]
         recipe = self._catalogue.resolve(name, self._derived)
         if recipe.name not in self._names:
             self._derived[recipe.name] = recipe
             self.sources[recipe.name] = name
-            self._names[recipe.name] = recipe.name
+            self._names = {**self._names, recipe.name: recipe.name}
         return recipe.name
 
     def recipe(self, model: str) -> ModelRecipe:
@@ -185,6 +200,9 @@ class Registry:
             default_runtime=self.settings.runtime,
             shapes=self._shapes(facts),
         )
+        if (told := self._told("start_timeout_s")) is not None:
+            items = tuple(msgspec.structs.replace(c, start_timeout_s=told) for c in found.items)
+            found = msgspec.structs.replace(found, items=items)
         missing = tuple(
             weight
             for candidate in found.items[:1]
@@ -227,6 +245,13 @@ class Registry:
         claims = {need.pool: need.total_bytes for need in candidate.needs}
         grant = Grant(devices=candidate.devices, claims=claims)
         return self.render(candidate, grant).hash == plan_hash
+
+    def sources_of(self, model: str) -> set[str]:
+        """Where the weights of a model come from, all its variants together."""
+        if model in self.externals:
+            return set()
+        variants = self.recipe(model).variants
+        return {weight.source for variant in variants for weight in variant.plan_weights()}
 
     def remove_weights(self, model: str) -> tuple[list[str], int]:
         """Delete what is installed of a model: (paths, bytes freed). Raises FlexLabError."""

@@ -4,39 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import signal
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
-from typing import IO
 
 from flexlab import __version__
 from flexlab.core import paths
 from flexlab.core.errors import EXIT_OK
 from flexlab.core.settings import Settings
-from flexlab.daemon.adopt import adopt_all
+from flexlab.daemon.adopt import Adoption
 from flexlab.daemon.events import EventLog
 from flexlab.daemon.files import Records, installation_id
 from flexlab.daemon.lab import Lab, pool_account
 from flexlab.daemon.launcher import Launcher
-from flexlab.daemon.main import ReadyPipe, write_lock
+from flexlab.daemon.lockfile import Lock
+from flexlab.daemon.main import ReadyPipe
+from flexlab.daemon.readings import Readings
 from flexlab.daemon.registry import Registry
 from flexlab.gateway.control import ControlServer
 from flexlab.gateway.proxy import Gateway
 from flexlab.gateway.routes import Router
-from flexlab.gpus.memory import sample_ram
 from flexlab.runtimes.base import Runtime
 from flexlab.runtimes.external import ExternalRuntime
-from flexlab.runtimes.logfile import rotate
 from flexlab.runtimes.process import ProcessRuntime
 from flexlab.scheduler.policy import Policy
 from flexlab.scheduler.scheduler import Scheduler
 from flexlab.spec.control import DownRequest, ShutdownRequest
-from flexlab.spec.machine import RAM_POOL
 from flexlab.spec.plan import Refusal
 
-SAMPLE_S = 2.0
+READING_S = 2.0
+SOCKET_S = 2.0
+LOGS_S = 30.0
+log = logging.getLogger(__name__)
 ENDING = Refusal(
     code="daemon_ending",
     message="the FlexLab daemon is ending",
@@ -46,12 +47,7 @@ ENDING = Refusal(
 
 
 async def serve(
-    settings: Settings,
-    externals: Mapping[str, str],
-    lock: IO[str],
-    ready: ReadyPipe,
-    *,
-    detached: bool,
+    settings: Settings, externals: Mapping[str, str], lock: Lock, ready: ReadyPipe
 ) -> int:
     """Run until a signal or `shutdown`. Raises ProxyError when the port is taken."""
     service = Service(settings, externals)
@@ -59,18 +55,17 @@ async def serve(
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, service.stop, ShutdownRequest(why=number.name))
     try:
-        await service.start()
-        write_lock(lock, address=service.lab.address)
+        await service.start(lock)
         ready.ready()
-        if not detached:
+        if lock.foreground:
             print(f"listening on {service.lab.address}/v1 (Ctrl-C ends)", file=sys.stderr)
         request = await service.until_told()
-        write_lock(lock, address="")
+        lock.withdraw()
         await service.drain(request)
-        if not detached and (left := sorted({r.model for r in service.launcher.held.values()})):
-            print(
-                f"still running: {', '.join(left)}; the next flexlab up takes over", file=sys.stderr
-            )
+        left = sorted({record.model for record in service.launcher.held.values()})
+        if lock.foreground and left:
+            names = ", ".join(left)
+            print(f"still running: {names}; the next flexlab up takes over", file=sys.stderr)
         return EXIT_OK
     finally:
         await service.close()
@@ -84,10 +79,10 @@ def policy_of(settings: Settings) -> Policy:
         drain_timeout_s=settings.drain_timeout_s,
         drain_limit_s=settings.drain_limit_s,
         stop_timeout_s=settings.stop_timeout_s,
-        start_timeout_s=settings.start_timeout_s,
         queue_timeout_s=settings.queue_timeout_s,
         queue_limit=settings.queue_limit,
         idle_timeout_s=settings.idle_timeout_s,
+        yield_after_s=settings.yield_after_s,
     )
 
 
@@ -130,32 +125,52 @@ class Service:
             self.installation,
             self.stop,
         )
-        self.gateway = Gateway(Router(self.lab, settings))
-        self.control = ControlServer(self.lab, paths.socket_path())
+        self.gateway = Gateway(Router(self.lab, settings), max_body_bytes=settings.max_body_bytes)
+        self.lab.requests_total = lambda: self.gateway.observer.requests_total
+        self.control = ControlServer(self.lab)
+        self.readings = Readings(
+            self.scheduler, self.launcher, self.runtimes, settings.log_max_bytes
+        )
         self._told: asyncio.Future[ShutdownRequest] = loop.create_future()
 
-    async def start(self) -> None:
-        """Adopt, then listen."""
+    async def start(self, lock: Lock) -> None:
+        """Adopt, then listen, then say where."""
         self.lab.machine = await self.launcher.threads.call("worker", self.registry.machine)
         for pool in self.lab.machine.pools:
             self.scheduler.add_pool(pool_account(pool))
+        await self.launcher.threads.call("worker", self.lab.derive_again)
         self.lab.register_all()
         self.lab.attach_externals()
-        await adopt_all(
+        await Adoption(
             self.records,
             self.runtimes,
             self.registry,
             self.scheduler,
             self.launcher,
-            self.installation,
-        )
+            self.lab.register,
+        ).run(self.installation)
+        await self.readings.take()
         self.lab.address = await self.gateway.start(self.settings.host, self.settings.port)
-        await self.control.start()
-        self.launcher.tasks.spawn("memory readings", self._sample())
+        await self._listen(lock)
+        tasks = self.launcher.tasks
+        tasks.every(READING_S, "memory readings", self.readings.take)
+        tasks.every(LOGS_S, "log rotation", self.readings.rotate_logs)
+        tasks.every(SOCKET_S, "control socket", lambda: self._be_reachable(lock))
         self.launcher.note("daemon", f"FlexLab {__version__} listens on {self.lab.address}")
         self.scheduler.tick()
         gc.collect()
         gc.freeze()  # what start-up made lives as long as we do: keep it out of every collection
+
+    async def _listen(self, lock: Lock) -> None:
+        path = paths.socket_path()
+        await self.control.listen(path)
+        lock.announce(socket=path, address=self.lab.address)
+
+    async def _be_reachable(self, lock: Lock) -> None:
+        """A logout takes the runtime folder away, and with it the socket: it is made anew."""
+        if not self.control.is_reachable and not self._told.done():
+            log.warning("the control socket is gone; listening again")
+            await self._listen(lock)
 
     def stop(self, request: ShutdownRequest) -> None:
         """Begin the end; the first request counts."""
@@ -171,6 +186,7 @@ class Service:
         self.launcher.note("daemon", f"the daemon ends: {request.why or 'it was told to'}")
         await self.gateway.stop_accepting()
         self.scheduler.refuse_all(ENDING)
+        await self.lab.end_loading()
         if request.stop_models:
             await self.lab.down(DownRequest(all=True))
         await self.gateway.drain(self.settings.drain_timeout_s)
@@ -182,23 +198,3 @@ class Service:
         await self.launcher.close()
         for runtime in self.runtimes.values():
             runtime.close()
-
-    async def _sample(self) -> None:
-        """The host's memory, and what each instance of ours holds of it."""
-        while True:
-            await asyncio.sleep(SAMPLE_S)
-            pool = await self.launcher.threads.call("worker", sample_ram)
-            measured: dict[str, int] = {}
-            for instance, record in list(self.launcher.held.items()):
-                runtime = self.runtimes[record.plan.runtime]
-                if record.ref is None or record.ready_at is None:
-                    continue
-                held = await self.launcher.threads.call(
-                    runtime.name, runtime.memory_bytes, record.ref
-                )
-                if held is not None:
-                    measured[instance] = held
-                await self.launcher.threads.call(
-                    "worker", rotate, Path(record.log_path), self.settings.log_max_bytes
-                )
-            self.scheduler.sample(RAM_POOL, pool.used_bytes, measured)

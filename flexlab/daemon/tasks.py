@@ -11,6 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 from flexlab.runtimes.base import LogLines
 
 log = logging.getLogger(__name__)
+CLOSE_TIMEOUT_S = 10.0
+THREAD_PREFIX = "flexlab-"
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -36,12 +38,25 @@ class Tasks:
         except Exception:  # an edge: the guard of a daemon task
             log.exception("the task %s ended with a defect of FlexLab", name)
 
+    def every(
+        self, seconds: float, name: str, work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Do it again and again; one round that fails is logged and does not end the others."""
+
+        async def rounds() -> None:
+            while True:
+                await asyncio.sleep(seconds)
+                await self._guard(name, work())
+
+        self.spawn(name, rounds())
+
     async def close(self) -> None:
-        """Cancel all and wait for them."""
-        running = list(self._running)
+        """Cancel all and wait for them, but not for what hangs in a thread."""
+        running = set(self._running)
         for task in running:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        if running:
+            await asyncio.wait(running, timeout=CLOSE_TIMEOUT_S)
 
 
 class Threads:
@@ -59,7 +74,9 @@ class Threads:
         """Run a blocking call in the named pool (`worker`, or a runtime's name)."""
         if pool not in self._pools:
             size = 1 if pool == "worker" else 4
-            self._pools[pool] = ThreadPoolExecutor(size, thread_name_prefix=f"flexlab-{pool}")
+            self._pools[pool] = ThreadPoolExecutor(
+                size, thread_name_prefix=f"{THREAD_PREFIX}{pool}"
+            )
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pools[pool], lambda: function(*args, **kwargs))
 
@@ -75,7 +92,7 @@ async def stream(lines: LogLines) -> AsyncIterator[bytes]:
     The thread exists for as long as somebody reads.
     """
     loop = asyncio.get_running_loop()
-    thread = ThreadPoolExecutor(1, thread_name_prefix="flexlab-stream")
+    thread = ThreadPoolExecutor(1, thread_name_prefix=f"{THREAD_PREFIX}stream")
     try:
         while (line := await loop.run_in_executor(thread, next, lines, None)) is not None:
             yield line + b"\n"

@@ -12,7 +12,7 @@ from flexlab.planning.explain import describe, explain
 from flexlab.scheduler.state import HeldLease
 from flexlab.spec.lab import Progress, UpStep
 from flexlab.spec.lease import Refused
-from flexlab.spec.plan import Candidate
+from flexlab.spec.plan import Candidate, Keep
 
 if TYPE_CHECKING:
     from flexlab.daemon.lab import Lab
@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 TICK_S = 0.2
 
 
-async def up_steps(lab: Lab, name: str) -> AsyncIterator[UpStep]:
-    """Steps until `ready` or `refused`. Closing it before that withdraws the wish."""
+async def up_steps(
+    lab: Lab, name: str, *, keep: Keep | None = None, pin: bool | None = None
+) -> AsyncIterator[UpStep]:
+    """Steps until `ready` or `refused`. Closing it before that withdraws the wish.
+
+    `keep` and `pin` hold from `ready` on: an `up` that fails or is withdrawn decides nothing.
+    """
     scheduler = lab.scheduler
     seen = lab.log.last_id
     try:
@@ -31,7 +36,7 @@ async def up_steps(lab: Lab, name: str) -> AsyncIterator[UpStep]:
         return
     if isinstance(asked, HeldLease):
         asked.release()
-        yield _ready(lab, name)
+        yield await _ready(lab, name, keep, pin)
         return
     try:
         if lab.machine is not None:
@@ -59,7 +64,7 @@ async def up_steps(lab: Lab, name: str) -> AsyncIterator[UpStep]:
         except Refused as refused:
             yield _refused(refused)
             return
-        yield _ready(lab, name)
+        yield await _ready(lab, name, keep, pin)
     finally:
         if not asked.cancel() and not asked.cancelled() and asked.exception() is None:
             asked.result().release()
@@ -76,7 +81,9 @@ def _refused(refused: Refused) -> UpStep:
     return UpStep(kind="refused", text=refused.refusal.message, refusal=refused.refusal)
 
 
-def _ready(lab: Lab, name: str) -> UpStep:
+async def _ready(lab: Lab, name: str, keep: Keep | None, pin: bool | None) -> UpStep:
+    lab.scheduler.keep(name, warm=None if keep is None else keep == "warm", pinned=pin)
+    await lab.save_states()
     snapshot = lab.snapshot()
     model = next(view for view in snapshot.models if view.name == name)
     instance = next((view for view in snapshot.instances if view.model == name), None)

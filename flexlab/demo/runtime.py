@@ -9,7 +9,7 @@ from flexlab.core.errors import LaunchError
 from flexlab.demo.engine import LOOPBACK, Behaviour, FakeEngine
 from flexlab.demo.world import DemoInstance, DemoLog, DemoLogLines, DemoWatch, DemoWorld
 from flexlab.runtimes.base import Watch
-from flexlab.spec.instance import Endpoint, Found, Launch, RunState, RuntimeRef, Started
+from flexlab.spec.instance import Endpoint, Found, Launch, MemoryUse, RunState, RuntimeRef, Started
 from flexlab.spec.plan import API_KEY_FILE, LaunchPlan, RuntimeFacts, RuntimeName
 
 
@@ -89,10 +89,13 @@ class DemoRuntime:
         watch.fire(self.state(ref))
         return watch
 
-    def memory_bytes(self, ref: RuntimeRef) -> int | None:
+    def memory(self, ref: RuntimeRef) -> MemoryUse | None:
         """What its behaviour says, while it runs."""
         one = self._by_ref(ref)
-        return None if one is None or one.ended.is_set() else one.engine.behaviour.memory_bytes
+        if one is None or one.ended.is_set():
+            return None
+        held = one.engine.behaviour.memory_bytes
+        return MemoryUse(resident_bytes=held, own_bytes=held)
 
     def logs(
         self, ref: RuntimeRef | None, log_path: str, *, tail: int, follow: bool

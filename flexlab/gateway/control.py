@@ -62,8 +62,8 @@ class ControlLab(Protocol):
     def events(self, after: int, *, follow: bool) -> AsyncIterator[Event]: ...
 
 
-def application(lab: ControlLab) -> Starlette:
-    """The control API over this lab."""
+def application(lab: ControlLab, ending: asyncio.Event) -> Starlette:
+    """The control API over this lab; streams end once `ending` is set."""
 
     async def status(request: Request) -> Response:
         return _json(lab.status())
@@ -73,7 +73,7 @@ def application(lab: ControlLab) -> Starlette:
 
     async def up(request: Request) -> Response:
         steps = await lab.up(await _body(request, UpRequest))
-        return _Lines(_encoded(steps))
+        return _Lines(_encoded(steps), ending)
 
     async def down(request: Request) -> Response:
         return _json(await lab.down(await _body(request, DownRequest)))
@@ -86,13 +86,13 @@ def application(lab: ControlLab) -> Starlette:
 
     async def events(request: Request) -> Response:
         after, follow = _number(request, "after", 0), _number(request, "follow", 0)
-        return _Lines(_encoded(lab.events(after, follow=bool(follow))))
+        return _Lines(_encoded(lab.events(after, follow=bool(follow))), ending)
 
     async def logs(request: Request) -> Response:
         tail, follow = _number(request, "tail", 200), _number(request, "follow", 0)
         name = request.query_params.get("model", "")
         lines = await lab.logs(name, tail=tail, follow=bool(follow))
-        return _Lines(lines, "text/plain; charset=utf-8")
+        return _Lines(lines, ending, "text/plain; charset=utf-8")
 
     routes: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
         ("GET", "/status", status),
@@ -157,31 +157,36 @@ class _Lines(Response):
     """
 
     def __init__(
-        self, lines: AsyncIterator[bytes], media_type: str = "application/x-ndjson"
+        self,
+        lines: AsyncIterator[bytes],
+        ending: asyncio.Event,
+        media_type: str = "application/x-ndjson",
     ) -> None:
         super().__init__(media_type=media_type, headers=_HEADERS)
         del self.headers["content-length"]
         self._lines = lines
+        self._ending = ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         left = asyncio.ensure_future(_left(receive))
+        ending = asyncio.ensure_future(self._ending.wait())
         try:
-            while (line := await _next_unless(self._lines, left)) is not None:
+            while (line := await _next_unless(self._lines, {left, ending})) is not None:
                 await send({"type": "http.response.body", "body": line, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         finally:
             left.cancel()
+            ending.cancel()
             await self._lines.aclose()  # type: ignore[attr-defined]
 
 
-async def _next_unless(lines: AsyncIterator[bytes], left: asyncio.Future[None]) -> bytes | None:
-    """The next line; None at the end, or when the client has left."""
+async def _next_unless(lines: AsyncIterator[bytes], ends: set[asyncio.Future[Any]]) -> bytes | None:
+    """The next line; None at the end, or as soon as one of `ends` has come."""
     upcoming: asyncio.Future[bytes | None] = asyncio.ensure_future(_next(lines))
     try:
-        waiting: set[asyncio.Future[Any]] = {left, upcoming}
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({upcoming, *ends}, return_when=asyncio.FIRST_COMPLETED)
         return upcoming.result() if upcoming.done() else None
     finally:
         if not upcoming.done():
@@ -214,10 +219,23 @@ class _OwnUserOnly(HttpToolsProtocol):
 class ControlServer:
     """The control API on its socket, in the daemon's own loop."""
 
-    def __init__(self, lab: ControlLab, path: Path) -> None:
+    def __init__(self, lab: ControlLab) -> None:
+        self._lab = lab
+        self._ending = asyncio.Event()
+        self._path: Path | None = None
+        self._serving: list[tuple[_Quiet, asyncio.Task[None]]] = []
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether the socket is where clients look for it: a logout may have taken it away."""
+        return self._path is not None and self._path.is_socket()
+
+    async def listen(self, path: Path) -> None:
+        """Listen there (too: what came over an earlier socket goes on). Raises OSError."""
+        listener = _bind(path)
         self._path = path
         config = uvicorn.Config(
-            application(lab),
+            application(self._lab, self._ending),
             http=_OwnUserOnly,
             log_config=None,
             access_log=False,
@@ -225,30 +243,34 @@ class ControlServer:
             server_header=False,
             timeout_graceful_shutdown=2,
         )
-        self._server = _Quiet(config)
-        self._serving: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Listen. Raises OSError."""
-        paths.private_dir(self._path.parent)
-        self._path.unlink(missing_ok=True)  # the lock is ours: whoever bound it is gone
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(self._path))
-        self._path.chmod(0o600)
-        listener.listen(128)
-        listener.setblocking(False)
-        loop = asyncio.get_running_loop()
-        self._serving = loop.create_task(self._server.serve([listener]), name="control API")
-        listening = loop.create_task(self._server.listening.wait())
-        await asyncio.wait({listening, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+        server = _Quiet(config)
+        serving = asyncio.get_running_loop().create_task(
+            server.serve([listener]), name="control API"
+        )
+        self._serving.append((server, serving))
+        listening = asyncio.ensure_future(server.listening.wait())
+        await asyncio.wait({listening, serving}, return_when=asyncio.FIRST_COMPLETED)
         listening.cancel()
 
     async def close(self) -> None:
-        """End; streams get two seconds."""
-        self._server.should_exit = True
-        if self._serving is not None:
-            await self._serving
-        self._path.unlink(missing_ok=True)
+        """End; streams end with their next line."""
+        self._ending.set()
+        for server, serving in self._serving:
+            server.should_exit = True
+            await serving
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+def _bind(path: Path) -> socket.socket:
+    paths.private_dir(path.parent)
+    path.unlink(missing_ok=True)  # the lock is ours: whoever bound it is gone
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    listener.listen(128)
+    listener.setblocking(False)
+    return listener
 
 
 class _Quiet(uvicorn.Server):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from flexlab.spec.instance import Found, Launch, RunState, RuntimeRef, Started
+from flexlab.spec.instance import Found, Launch, MemoryUse, RunState, RuntimeRef, Started
 from flexlab.spec.plan import LaunchPlan, RuntimeFacts, RuntimeName
 
 
@@ -62,8 +62,8 @@ class Runtime(Protocol):
     def watch(self, ref: RuntimeRef, on_gone: Callable[[RunState], None]) -> Watch:
         """`on_gone(state)` is called once, from any thread, when it ends (at once if it has)."""
 
-    def memory_bytes(self, ref: RuntimeRef) -> int | None:
-        """Host memory that it holds now (resident, its children included), None if unknown."""
+    def memory(self, ref: RuntimeRef) -> MemoryUse | None:
+        """Host memory that it holds now, its children included; None if unknown."""
 
     def logs(self, ref: RuntimeRef | None, log_path: str, *, tail: int, follow: bool) -> LogLines:
         """Lines of its output, oldest first: the last `tail`, then as they come if `follow`."""

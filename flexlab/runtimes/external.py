@@ -14,6 +14,7 @@ from flexlab.spec.instance import (
     ExternalRef,
     Found,
     Launch,
+    MemoryUse,
     RunState,
     RuntimeRef,
     Started,
@@ -134,7 +135,7 @@ class ExternalRuntime:
         """Never calls back."""
         return NothingToWatch()
 
-    def memory_bytes(self, ref: RuntimeRef) -> int | None:
+    def memory(self, ref: RuntimeRef) -> MemoryUse | None:
         """Unknown: it may be on another machine."""
         return None
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from flexlab.spec.instance import ProcessRef
+from flexlab.spec.instance import MemoryUse, ProcessRef
 
 INSTANCE_VARIABLE = "FLEXLAB_INSTANCE"
 OWNER_VARIABLE = "FLEXLAB_OWNER"
@@ -168,15 +168,16 @@ def bearers() -> list[Bearer]:
     return list(best.values())
 
 
-def resident_bytes(members: list[ProcessRef]) -> int | None:
+def memory(members: list[ProcessRef]) -> MemoryUse | None:
     """Host memory of these processes together; None when none of it can be read.
 
     Several share pages, hence the proportional size (PSS); one alone is asked for its resident
     size, which the kernel has at hand.
     """
-    read = _rss_bytes if len(members) == 1 else _pss_bytes
+    read = _resident_bytes if len(members) == 1 else _proportional_bytes
     sizes = [size for member in members if (size := read(member.pid)) is not None]
-    return sum(sizes) if sizes else None
+    own = [size for member in members if (size := _own_bytes(member.pid)) is not None]
+    return MemoryUse(resident_bytes=sum(sizes), own_bytes=sum(own)) if sizes and own else None
 
 
 def _ref(stat: Stat, boot: str) -> ProcessRef:
@@ -229,18 +230,31 @@ def _environment(pid: int) -> dict[str, str]:
     }
 
 
-def _rss_bytes(pid: int) -> int | None:
-    try:
-        return int((_PROC / str(pid) / "statm").read_bytes().split()[1]) * _PAGE_BYTES
-    except (OSError, IndexError):
-        return None
+def _resident_bytes(pid: int) -> int | None:
+    fields = _fields(pid, "status")
+    return None if fields is None else fields.get("VmRSS", 0)
 
 
-def _pss_bytes(pid: int) -> int | None:
+def _proportional_bytes(pid: int) -> int | None:
+    fields = _fields(pid, "smaps_rollup")
+    return _resident_bytes(pid) if fields is None else fields.get("Pss", 0)
+
+
+def _own_bytes(pid: int) -> int | None:
+    """Anonymous and shared memory: weights that are mapped from a file are not in it."""
+    fields = _fields(pid, "status")
+    return None if fields is None else fields.get("RssAnon", 0) + fields.get("RssShmem", 0)
+
+
+def _fields(pid: int, file: str) -> dict[str, int] | None:
+    """The sizes in a file such as /proc/PID/status, in bytes."""
     try:
-        for line in (_PROC / str(pid) / "smaps_rollup").read_bytes().splitlines():
-            if line.startswith(b"Pss:"):
-                return int(line.split()[1]) * 1024
+        lines = (_PROC / str(pid) / file).read_text(errors="replace").splitlines()
     except OSError:
-        pass
-    return _rss_bytes(pid)
+        return None
+    found = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        if value.endswith(" kB"):
+            found[name] = int(value.removesuffix(" kB")) * 1024
+    return found

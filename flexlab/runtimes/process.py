@@ -29,6 +29,7 @@ from flexlab.spec.instance import (
     Endpoint,
     Found,
     Launch,
+    MemoryUse,
     ProcessRef,
     RunState,
     RuntimeRef,
@@ -131,11 +132,11 @@ class ProcessRuntime:
             raise TypeError(f"{ref!r} is not a process")
         return self._watcher.watch(ref, lambda: on_gone(self.state(ref)))
 
-    def memory_bytes(self, ref: RuntimeRef) -> int | None:
+    def memory(self, ref: RuntimeRef) -> MemoryUse | None:
         """Of the process and what it started in its session."""
         if not isinstance(ref, ProcessRef):
             return None
-        return proc.resident_bytes(proc.living_members(ref))
+        return proc.memory(proc.living_members(ref))
 
     def logs(
         self, ref: RuntimeRef | None, log_path: str, *, tail: int, follow: bool

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from flexlab.scheduler.place import Occupancy, Room, place
+from flexlab.scheduler.place import Asker, Occupancy, Room, place
 from flexlab.scheduler.policy import Occupant, Phase, Policy, drain_s, turn_s
 from flexlab.scheduler.state import (
     NEVER,
@@ -54,6 +54,8 @@ class Passes:
         self.instances: dict[str, Instance] = {}
         self.pools: dict[str, PoolAccount] = {}
         self.closing: Refusal | None = None
+        self.epoch = 0
+        """Changes with every change of an instance: a reading that spans one is worth nothing."""
         self._effects = effects
         self._clock = clock
         self._wall = wall
@@ -89,9 +91,15 @@ class Passes:
     def _expire(self, now: float) -> None:
         for model in self.models.values():
             fetching = model.preparing is not None and model.preparing.download
-            late = [w for w in model.waiters if w.deadline <= now and not fetching]
+            late = [
+                w
+                for w in model.waiters
+                if w.deadline <= now and not (fetching and w.wants_download)
+            ]
             if late:
-                why = model.waits_for or "it is still loading"
+                why = "it is still loading" if model.waits_for is None else model.waits_for
+                if fetching:
+                    why = "its weights are still being fetched"
                 self._refuse_some(
                     model,
                     late,
@@ -107,9 +115,9 @@ class Passes:
     def _settle_drains(self, now: float) -> None:
         for instance in [i for i in self.instances.values() if i.state == "draining"]:
             wanted = instance.drained_for
-            if wanted is not None and not self.models[wanted].waiters:
+            if wanted is not None and (not self.models[wanted].waiters or self._of(wanted)):
                 instance.drained_for = None
-                self._admit(instance, f"{wanted} is not wanted any more")
+                self._admit(instance, f"{wanted} does not need its memory any more")
             elif not instance.leases:
                 self._stop(instance, instance.why)
             elif instance.until is not None and now >= instance.until:
@@ -134,7 +142,8 @@ class Passes:
                 self._prepare(model, now)
                 continue
             occupancy = self._occupancy(now, reserved)
-            answer = place(model.candidates, occupancy, self.policy, priority=model.priority)
+            asker = Asker(priority=model.priority, displaces_busy=not model.failures)
+            answer = place(model.candidates, occupancy, self.policy, asker)
             if isinstance(answer, Refusal):
                 self._refuse_waiters(model, answer)
                 continue
@@ -142,13 +151,11 @@ class Passes:
                 self._start(model, answer, now)
                 continue
             if isinstance(answer, Placement):
-                model.waits_for = answer.because
+                model.waits_for, model.blocked_by = answer.because, frozenset(answer.victims)
                 for victim in [self.instances[name] for name in answer.victims]:
-                    # Rule 11: whose last start failed displaces nobody that is busy.
-                    if not (model.failures and victim.leases):
-                        self._preempt(victim, model, now)
+                    self._preempt(victim, model, now)
             else:
-                model.waits_for = answer.why
+                model.waits_for, model.blocked_by = answer.why, frozenset(answer.blocked_by)
             for need in answer.candidate.needs:
                 reserved[need.pool] = reserved.get(need.pool, 0) + need.total_bytes
         return [m for m in waiting if m.waiters]
@@ -156,7 +163,7 @@ class Passes:
     def _prepare(self, model: Model, now: float) -> None:
         if model.preparing is None:
             download = any(waiter.wants_download for waiter in model.waiters)
-            model.preparing = Preparing(since=now, download=download)
+            model.preparing = Preparing(since=now, download=download, wishes=model.wishes)
             self._effects.prepare(model.name, model.wishes, download=download)
 
     def _start(self, model: Model, placement: Placement, now: float) -> None:
@@ -172,6 +179,7 @@ class Passes:
         )
         model.starts += 1
         model.waits_for = model.preempted_by = None
+        model.blocked_by = frozenset()
         self._add(instance)
         self._note(instance, "starting", f"{model.name} starts: {placement.because}")
         self._effects.start(instance.id, placement)
@@ -204,21 +212,37 @@ class Passes:
         if model.pinned or model.keep == "warm":
             return None
         timeout_s = model.idle_timeout_s
-        return instance.idle_since + (
-            self.policy.idle_timeout_s if timeout_s is None else timeout_s
+        if timeout_s is None:
+            timeout_s = self.policy.idle_timeout_s
+        if self._warm_is_out(instance):
+            timeout_s = min(timeout_s, self.policy.yield_after_s)
+        return instance.idle_since + timeout_s
+
+    def _warm_is_out(self, instance: Instance) -> bool:
+        """Rule 12: whether a warm model waits for memory that this instance holds."""
+        return any(
+            need.pool in instance.claims
+            for model in self.models.values()
+            if self._to_restore(model) and not self._of(model.name) and model.candidates
+            for candidate in model.candidates.items
+            for need in candidate.needs
         )
+
+    def _to_restore(self, model: Model) -> bool:
+        wanted = model.keep == "warm" and model.enabled and not model.held_down
+        return wanted and not model.restore_blocked and self.closing is None
 
     def _restore_warm(self, now: float) -> None:
         """Rule 12: comes back when nobody waits and its memory is free; displaces nobody."""
         for model in sorted(self.models.values(), key=lambda m: (-m.priority, m.name)):
-            wanted = model.keep == "warm" and model.enabled and not model.held_down
-            if not wanted or model.problem or self._of(model.name) or self.closing:
+            if not self._to_restore(model) or self._of(model.name) or now < model.back_off_until:
                 continue
             if model.candidates is None:
                 self._prepare(model, now)
                 continue
             occupancy = self._occupancy(now, {})
-            answer = place(model.candidates, occupancy, self.policy, priority=model.priority)
+            asker = Asker(priority=model.priority)
+            answer = place(model.candidates, occupancy, self.policy, asker)
             if isinstance(answer, Placement) and not answer.victims:
                 self._start(model, answer, now)
 
@@ -228,6 +252,8 @@ class Passes:
         contested = any(m.waiters for m in self.models.values())
         for model in self.models.values():
             due += [waiter.deadline for waiter in model.waiters]
+            if self._to_restore(model) and not self._of(model.name):
+                due.append(model.back_off_until)
         for instance in self.instances.values():
             if instance.state == "draining" and instance.until is not None:
                 due.append(instance.until)
@@ -237,10 +263,13 @@ class Passes:
                 due.append(instance.ready_at + turn_s(instance.load_s or 0.0, self.policy))
                 if instance.idle_since is not None:
                     due.append(instance.idle_since + self.policy.linger_s)
-        wake = min((when for when in due if when > now), default=NEVER)
-        if wake != self._wake:
-            self._wake = wake
-            self._effects.wake_at(wake)
+        self._arm(min((when for when in due if when > now), default=NEVER))
+
+    def _arm(self, when: float) -> None:
+        """Be woken then; `tick` forgets the time, so that a timer that fired early is set again."""
+        if when != self._wake:
+            self._wake = when
+            self._effects.wake_at(when)
 
     # -- pieces
 
@@ -254,9 +283,8 @@ class Passes:
         if self._clock() < instance.ready_at + turn_s(instance.load_s or 0.0, self.policy):
             return False
         return any(
-            other.waiters and other.priority >= model.priority and other.waits_for
+            other.waiters and other.priority >= model.priority and instance.id in other.blocked_by
             for other in self.models.values()
-            if other is not model
         )
 
     def _lease(self, instance: Instance) -> HeldLease:
@@ -273,8 +301,7 @@ class Passes:
             if instance.state == "draining" or any(m.waiters for m in self.models.values()):
                 self._pass()
             elif unload is not None and unload < self._wake:
-                self._wake = unload
-                self._effects.wake_at(unload)
+                self._arm(unload)
 
     def _admit(self, instance: Instance, why: str, *, seconds: float | None = None) -> None:
         """Ready (again): its waiters get their leases, oldest first."""
@@ -286,7 +313,7 @@ class Passes:
 
     def _hand_out(self, model: Model, instance: Instance) -> None:
         waiters, model.waiters = model.waiters, []
-        model.waits_for = None
+        model.waits_for, model.blocked_by = None, frozenset()
         for waiter in waiters:
             if not waiter.future.done():
                 waiter.future.set_result(self._lease(instance))
@@ -318,7 +345,7 @@ class Passes:
         gone = list(waiters)
         model.waiters = [w for w in model.waiters if w not in gone]
         if not model.waiters:
-            model.waits_for = None
+            model.waits_for, model.blocked_by = None, frozenset()
         for waiter in gone:
             if not waiter.future.done():
                 waiter.future.set_exception(Refused(refusal))
@@ -335,8 +362,14 @@ class Passes:
         until: float | None = None,
         seconds: float | None = None,
     ) -> None:
+        now = self._clock()
+        if instance.state == "ready" and instance.ready_at is not None:
+            model = self.models[instance.model]
+            if now - instance.ready_at >= self.policy.settled_s:
+                model.failures, model.back_off_until = 0, 0.0
+        self.epoch += 1
         instance.state, instance.why, instance.until = state, why, until
-        instance.since = self._clock()
+        instance.since = now
         self._note(instance, state, f"{instance.model}: {state} ({why})", seconds=seconds)
 
     def _note(
@@ -354,6 +387,7 @@ class Passes:
         )
 
     def _add(self, instance: Instance) -> None:
+        self.epoch += 1
         self.instances[instance.id] = instance
         self._by_model[instance.model].append(instance)
 

@@ -32,8 +32,16 @@ class Occupancy(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes per pool that a model ahead in the queue waits for (rule 7)."""
 
 
+class Asker(msgspec.Struct, frozen=True, kw_only=True):
+    """For whom a place is sought."""
+
+    priority: int
+    displaces_busy: bool = True
+    """False for a model whose last start failed (rule 11)."""
+
+
 def place(
-    candidates: Candidates, occupancy: Occupancy, policy: Policy, *, priority: int
+    candidates: Candidates, occupancy: Occupancy, policy: Policy, asker: Asker
 ) -> Placement | Wait | Refusal:
     """The best possible placement now, or what it waits for, or why it can never be."""
     if not candidates.items:
@@ -46,9 +54,9 @@ def place(
     for candidate in candidates.items:
         by_class.setdefault(candidate.preference, []).append(candidate)
     for preference in sorted(by_class):
-        found: list[tuple[tuple[int, ...], Placement]] = []
+        found: list[tuple[tuple[float, ...], Placement]] = []
         for index, candidate in enumerate(by_class[preference]):
-            answer = _place_one(candidate, occupancy, policy, priority)
+            answer = _place_one(candidate, occupancy, policy, asker)
             if isinstance(answer, Placement):
                 found.append(((*_cost(answer, occupancy), index), answer))
             elif isinstance(answer, Wait):
@@ -63,7 +71,7 @@ def place(
 
 
 def _place_one(
-    candidate: Candidate, occupancy: Occupancy, policy: Policy, priority: int
+    candidate: Candidate, occupancy: Occupancy, policy: Policy, asker: Asker
 ) -> Placement | Wait | Refusal:
     never = _never_fits(candidate, occupancy)
     if never is not None:
@@ -79,9 +87,9 @@ def _place_one(
         any(o.instance in must_go for o in going) or _short(_missing(candidate, occupancy))
     )
     must_go -= {o.instance for o in going}
-    victims = _victims(candidate, others, must_go, missing, policy, priority)
+    victims = _victims(others, must_go, missing, policy, asker)
     if victims is None:
-        return _cannot_now(candidate, occupancy, others, must_go, missing)
+        return _cannot_now(candidate, occupancy, others, must_go)
     if pending and not victims:
         names = ", ".join(sorted({o.model for o in going}))
         return Wait(
@@ -102,16 +110,21 @@ def _place_one(
     )
 
 
-def _missing(candidate: Candidate, occupancy: Occupancy) -> dict[str, int]:
-    """Bytes short per pool (negative: to spare); a pool of unknown size lacks nothing."""
+def _missing(
+    candidate: Candidate, occupancy: Occupancy, *, reserved: bool = True
+) -> dict[str, int]:
+    """Bytes short per pool (negative: to spare); a pool of unknown size lacks nothing.
+
+    `reserved`: what models ahead in the queue wait for is not to be had (rule 7).
+    """
     short: dict[str, int] = {}
     for need in candidate.needs:
         room = occupancy.rooms.get(need.pool)
         if room is None or room.free_bytes is None:
             short[need.pool] = 0
         else:
-            reserved = occupancy.reserved.get(need.pool, 0)
-            short[need.pool] = need.total_bytes + reserved - room.free_bytes
+            ahead = occupancy.reserved.get(need.pool, 0) if reserved else 0
+            short[need.pool] = need.total_bytes + ahead - room.free_bytes
     return short
 
 
@@ -131,16 +144,20 @@ def _same_group(candidate: Candidate, occupant: Occupant) -> bool:
 
 
 def _victims(
-    candidate: Candidate,
     others: Sequence[Occupant],
     must_go: set[str],
     missing: Mapping[str, int],
     policy: Policy,
-    priority: int,
+    asker: Asker,
 ) -> list[Occupant] | None:
     """The cheapest set of victims that makes room, [] when none is needed, None when none does."""
     left = dict(missing)
-    able = [o for o in others if may_yield(o, priority, policy) and not o.settling]
+    able = [
+        o
+        for o in others
+        if not o.settling
+        and may_yield(o, asker.priority, policy, displaces_busy=asker.displaces_busy)
+    ]
     chosen = [o for o in able if o.instance in must_go]
     if len(chosen) < len(must_go):
         return None
@@ -170,12 +187,13 @@ def _yield_order(occupant: Occupant) -> tuple[float, ...]:
     return (occupant.in_flight, occupant.priority, occupant.load_s, -idle_s)
 
 
-def _cost(placement: Placement, occupancy: Occupancy) -> tuple[int, ...]:
+def _cost(placement: Placement, occupancy: Occupancy) -> tuple[float, ...]:
     victims = [o for o in occupancy.occupants if o.instance in placement.victims]
     return (
-        len(victims),
+        bool(victims),
         sum(o.in_flight > 0 for o in victims),
         max((o.priority for o in victims), default=0),
+        sum(o.load_s for o in victims),
     )
 
 
@@ -195,24 +213,33 @@ def _never_fits(candidate: Candidate, occupancy: Occupancy) -> Refusal | None:
         pinned = [o for o in occupancy.occupants if o.pinned and o.model != candidate.model]
         held = sum(o.claims.get(need.pool, 0) for o in pinned)
         if held and need.total_bytes > room.usable_bytes - held:
-            names = ", ".join(sorted({o.model for o in pinned}))
-            return Refusal(
-                code="pinned_in_the_way",
-                message=f"{candidate.model} needs {_gib(need.total_bytes)} of {need.pool}; "
-                f"{_gib(held)} of {_gib(room.usable_bytes)} are pinned by {names}",
-                hint=f"flexlab down {pinned[0].model}",
-            )
+            holders = [o for o in pinned if o.claims.get(need.pool, 0)]
+            what = f"{_gib(need.total_bytes)} of {need.pool}; {_gib(held)} of "
+            return _pinned_in_the_way(candidate, holders, f"{what}{_gib(room.usable_bytes)} are")
+    members = [
+        o
+        for o in occupancy.occupants
+        if o.pinned and o.model != candidate.model and _same_group(candidate, o)
+    ]
+    if members:
+        return _pinned_in_the_way(candidate, members, f"the group {candidate.group}, which is")
     return None
 
 
+def _pinned_in_the_way(candidate: Candidate, holders: Sequence[Occupant], what: str) -> Refusal:
+    names = ", ".join(sorted({o.model for o in holders}))
+    return Refusal(
+        code="pinned_in_the_way",
+        message=f"{candidate.model} needs {what} pinned by {names}",
+        hint=f"flexlab down {holders[0].model}",
+    )
+
+
 def _cannot_now(
-    candidate: Candidate,
-    occupancy: Occupancy,
-    others: Sequence[Occupant],
-    must_go: set[str],
-    missing: Mapping[str, int],
+    candidate: Candidate, occupancy: Occupancy, others: Sequence[Occupant], must_go: set[str]
 ) -> Wait | Refusal:
     """In somebody's way: wait for ours; what only strangers hold is refused with the numbers."""
+    missing = _missing(candidate, occupancy, reserved=False)
     ours = [
         o
         for o in others
@@ -220,12 +247,12 @@ def _cannot_now(
         and (o.instance in must_go or any(o.claims.get(p, 0) for p, n in missing.items() if n > 0))
     ]
     freed = {p: n - sum(o.claims.get(p, 0) for o in ours) for p, n in missing.items()}
-    if ours and not _short(freed):
+    if not _short(freed):
         names = ", ".join(sorted({o.model for o in ours}))
         return Wait(
             candidate=candidate,
             blocked_by=tuple(o.instance for o in ours),
-            why=f"waits for {names} to finish",
+            why=f"waits for {names} to finish" if names else "waits for models ahead of it",
         )
     pool = max(freed, key=lambda p: freed[p])
     room = occupancy.rooms[pool]

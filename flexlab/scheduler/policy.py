@@ -22,14 +22,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     drain_limit_s: float = 600.0
     stop_timeout_s: float = 10.0
     stop_confirm_s: float = 10.0
-    start_timeout_s: float = 600.0
     queue_timeout_s: float = 600.0
     queue_limit: int = 256
     idle_timeout_s: float = 900.0
+    yield_after_s: float = 30.0
     back_off_first_s: float = 10.0
     back_off_max_s: float = 300.0
     settled_s: float = 60.0
     """Ready for this long ends a series of failures."""
+    restore_tries: int = 3
+    """Failed starts in a row after which a warm model is not restored by itself any more."""
 
 
 class Occupant(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,15 +73,22 @@ def back_off_s(failures: int, policy: Policy, *, was_ready: bool) -> float:
     return min(policy.back_off_first_s * 2.0 ** min(step, 16), policy.back_off_max_s)
 
 
-def may_yield(occupant: Occupant, priority: int, policy: Policy) -> bool:
-    """Whether this instance may be made a victim now, for a model of `priority` (rule 5)."""
+def may_yield(
+    occupant: Occupant, priority: int, policy: Policy, *, displaces_busy: bool = True
+) -> bool:
+    """Whether this instance may be made a victim now, for a model of `priority` (rule 5).
+
+    `displaces_busy` False: for a model whose last start failed (rule 11).
+    """
     if occupant.pinned or occupant.phase == "stopping":
         return False
     if occupant.phase in ("starting", "loading"):
-        return occupant.waiting == 0 or priority > occupant.priority
+        return occupant.waiting == 0 or (displaces_busy and priority > occupant.priority)
     if occupant.in_flight == 0:
         lingered = occupant.idle_s is not None and occupant.idle_s >= policy.linger_s
         return occupant.turn_over or lingered or priority > occupant.priority
+    if not displaces_busy:
+        return False
     if priority > occupant.priority:
         return True
     return priority == occupant.priority and occupant.turn_over

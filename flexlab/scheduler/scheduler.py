@@ -14,6 +14,7 @@ from typing import Protocol
 from flexlab.scheduler.passes import Passes
 from flexlab.scheduler.policy import Policy, back_off_s
 from flexlab.scheduler.state import (
+    NEVER,
     HeldLease,
     Instance,
     Model,
@@ -21,7 +22,7 @@ from flexlab.scheduler.state import (
     Preparing,
     Waiter,
 )
-from flexlab.spec.instance import Condition, Endpoint, RunState
+from flexlab.spec.instance import Condition, Endpoint, MemoryUse, RunState
 from flexlab.spec.lab import EventKind, Progress
 from flexlab.spec.lease import Lease, Refused
 from flexlab.spec.plan import Candidates, Placement, Refusal, Wishes
@@ -105,12 +106,10 @@ class Scheduler(Passes):
                 Refusal(
                     code="model_disabled",
                     message=f"{model.name} is disabled",
-                    hint=f"flexlab enable {model.name}",
                 )
             )
         if wants_download:
             model.failures, model.back_off_until = 0, 0.0
-            model.candidates = None if not self._of(model.name) else model.candidates
         elif now < model.back_off_until:
             cause = f": {model.problem.message}" if model.problem else ""
             raise Refused(
@@ -130,7 +129,9 @@ class Scheduler(Passes):
                     retry_after_s=5.0,
                 )
             )
-        model.held_down = False
+        if not model.waiters and not self._of(model.name):
+            model.candidates = None  # weights, memory and recipes may have changed since
+        model.held_down = model.restore_blocked = False
         model.problem = None
 
     def _withdrawn(self, model: Model, waiter: Waiter, done: asyncio.Future[Lease]) -> None:
@@ -164,11 +165,18 @@ class Scheduler(Passes):
             if replace and instance.live and not instance.external:
                 self._drain(instance, "replaced: other settings were asked for")
 
+    def replace_stale(self, name: str) -> None:
+        """An idle instance of an older plan is not what an `up` asks for: start it anew."""
+        for instance in self._of(name):
+            if instance.live and "stale" in instance.conditions and not instance.leases:
+                self._stop(instance, instance.conditions["stale"].why)
+
     def keep(self, name: str, *, warm: bool | None = None, pinned: bool | None = None) -> None:
         """Set `keep: warm` or the pin; None leaves it."""
         model = self.models[name]
         if warm is not None:
             model.keep = "warm" if warm else "cold"
+            model.restore_blocked = False
         if pinned is not None:
             model.pinned = pinned
         self._pass()
@@ -194,6 +202,8 @@ class Scheduler(Passes):
                 self._stop(instance, "stopped by its user")
             elif instance.live:
                 self._drain(instance, "stopped by its user")
+            elif "stuck" in instance.conditions:
+                self._stop(instance, "stopped by its user")
         self._pass()
         return [instance.id for instance in ending]
 
@@ -224,18 +234,24 @@ class Scheduler(Passes):
         """Planned and installed."""
         model = self.models[name]
         now = self._clock()
-        was, model.preparing, model.candidates = model.preparing, None, candidates
+        was, model.preparing = model.preparing, None
+        if was is not None and was.wishes != model.wishes:
+            self._pass()  # made for wishes that have changed meanwhile: prepared again
+            return
+        model.candidates = candidates
         if was is not None and was.download:
-            for waiter in model.waiters:  # fetching is not time spent in the queue
-                waiter.deadline += now - max(was.since, waiter.since)
+            for waiter in model.waiters:  # fetching is not time that an `up` spends in the queue
+                if waiter.wants_download:
+                    waiter.deadline += now - max(was.since, waiter.since)
         self._pass()
 
     def prepare_failed(self, name: str, refusal: Refusal) -> None:
         """Not plannable, not installed, not fetched, or given up (code `cancelled`)."""
         model = self.models[name]
-        was = model.preparing or Preparing(self._clock(), download=False)
+        was = model.preparing or Preparing(self._clock(), False, model.wishes)
         model.preparing = None
-        if refusal.code != "cancelled":
+        if refusal.code != "cancelled" and was.wishes == model.wishes:
+            model.restore_blocked = True
             # A request's quick look ends here; an `up` that came meanwhile asks again, with fetch.
             meant = [w for w in model.waiters if was.download or not w.wants_download]
             self._refuse_some(model, meant, refusal)
@@ -272,6 +288,7 @@ class Scheduler(Passes):
         model.back_off_until = self._clock() + back_off_s(
             model.failures, self.policy, was_ready=False
         )
+        model.restore_blocked = model.failures >= self.policy.restore_tries
         self._refuse_waiters(model, refusal)
         model.problem = refusal
         self._to(found, "failed", refusal.message)
@@ -284,7 +301,7 @@ class Scheduler(Passes):
         if found is None:
             return
         self._by_model[found.model].remove(found)
-        self.models[found.model].candidates = None  # weights, memory and recipes may have changed
+        self.epoch += 1
         for future in self._gone_waiters.pop(instance, ()):
             if not future.done():
                 future.set_result(True)
@@ -302,6 +319,7 @@ class Scheduler(Passes):
         if found.ready_at is not None and now - found.ready_at >= self.policy.settled_s:
             model.failures = 0
         model.failures += 1
+        model.restore_blocked = model.failures >= self.policy.restore_tries
         was_ready = found.ready_at is not None
         model.back_off_until = now + back_off_s(model.failures, self.policy, was_ready=was_ready)
         why = state.why or "it ended"
@@ -339,23 +357,31 @@ class Scheduler(Passes):
         if found := self.instances.get(instance):
             found.conditions[condition.kind] = condition
 
-    def sample(self, pool_id: str, used_bytes: int | None, measured: dict[str, int]) -> None:
-        """A reading of one pool: what is used in all, and by each of our instances."""
+    def sample(
+        self, pool_id: str, used_bytes: int | None, measured: dict[str, MemoryUse], epoch: int
+    ) -> None:
+        """A reading of one pool: what is used in all, and by each of our instances.
+
+        `epoch` is what `self.epoch` was before the reading began: one during which something of
+        ours came or went says nothing of others' use.
+        """
         pool = self.pools.get(pool_id)
-        if pool is None:
+        if pool is None or epoch != self.epoch:
             return
         pool.used_bytes, pool.sampled_at = used_bytes, self._wall()
         ours = [i for i in self.instances.values() if pool_id in i.claims]
         for instance in ours:
-            if instance.id in measured and instance.state in ("ready", "draining"):
-                instance.measured[pool_id] = measured[instance.id]
+            if use := measured.get(instance.id):
+                instance.measured[pool_id] = use.resident_bytes
         if used_bytes is None or any(i.state not in ("ready", "draining") for i in ours):
             return
-        known = (i.measured.get(pool_id, i.claims[pool_id]) for i in ours)
-        pool.foreign_bytes = max(0, used_bytes - sum(known))
+        own = sum(use.own_bytes if (use := measured.get(i.id)) else i.claims[pool_id] for i in ours)
+        pool.foreign_bytes = max(0, used_bytes - own)
+        self._pass()
 
     def tick(self) -> None:
-        """A time that was asked for by `wake_at` has come."""
+        """A time that was asked for by `wake_at` has come (perhaps a little early)."""
+        self._wake = NEVER
         self._pass()
 
     def instances_of(self, name: str) -> tuple[Instance, ...]:

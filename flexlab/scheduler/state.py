@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from secrets import token_hex
 
 from flexlab.spec.instance import Condition, Endpoint, InstanceState
@@ -17,9 +18,12 @@ NEVER = float("inf")
 
 
 def safe_name(model: str) -> str:
-    """A model's name as part of file names, labels and environments."""
+    """A model's name as part of file names, labels and environments; unique, as the name is."""
     safe = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in model)
-    return safe[:40].strip("-.") or "model"
+    safe = safe[:40].strip("-.")
+    if safe == model:
+        return safe
+    return f"{safe or 'model'}-{sha256(model.encode()).hexdigest()[:6]}"
 
 
 def new_id(model: str) -> str:
@@ -122,6 +126,7 @@ class Preparing:
 
     since: float
     download: bool
+    wishes: Wishes
     progress: Progress | None = None
     cancelled: bool = False
 
@@ -143,8 +148,13 @@ class Model:
     candidates: Candidates | None = None
     preparing: Preparing | None = None
     waits_for: str | None = None
+    blocked_by: frozenset[str] = frozenset()
+    """Instances that must go before it can start."""
     preempted_by: str | None = None
     problem: Refusal | None = None
+    """The last refusal, for people to see; nothing is decided by it."""
+    restore_blocked: bool = False
+    """It failed too often, or cannot be planned: not restored by itself until it is wanted."""
     failures: int = 0
     back_off_until: float = 0.0
     starts: int = 0

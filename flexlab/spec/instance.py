@@ -115,6 +115,15 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """A stable word where the cause is known, such as `port_taken` (see spec.engine)."""
 
 
+class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
+    """Host memory of one instance."""
+
+    resident_bytes: int
+    """All of it that is in memory, weights mapped from files included."""
+    own_bytes: int
+    """Without pages of files: what the system counts as used, and cannot take back."""
+
+
 class Found(msgspec.Struct, frozen=True, kw_only=True):
     """Something that runs and bears an instance id; `installation` says whose it is."""
 

@@ -10,7 +10,7 @@ import pytest_asyncio
 from daemon_lab import Lab, Start
 
 from flexlab.core.settings import Settings
-from flexlab.daemon.main import take_lock, write_lock
+from flexlab.daemon.lockfile import take_lock
 from flexlab.daemon.service import Service
 from flexlab.demo.runtime import DemoRuntime
 from flexlab.demo.world import DemoWorld
@@ -40,8 +40,7 @@ async def start(world: DemoWorld) -> AsyncIterator[Start]:
         )
         lab = Lab(service, world, lock)
         open_labs.append(lab)
-        await service.start()
-        write_lock(lock, address=service.lab.address)
+        await service.start(lock)
         return lab
 
     async def end(lab: Lab) -> None:

@@ -7,9 +7,10 @@ import http.client
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from flexlab.core import paths
+from flexlab.daemon.lockfile import Lock
 from flexlab.daemon.service import Service
 from flexlab.demo.world import DemoWorld
 
@@ -38,7 +39,7 @@ variants:
 class Lab:
     """One daemon, and how its clients see it."""
 
-    def __init__(self, service: Service, world: DemoWorld, lock: IO[str]) -> None:
+    def __init__(self, service: Service, world: DemoWorld, lock: Lock) -> None:
         self.service = service
         self.world = world
         self.lock = lock

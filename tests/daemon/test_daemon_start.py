@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from flexlab.core import paths
 from flexlab.core.errors import FlexLabError, SettingsError
 from flexlab.core.settings import Settings, load_settings
-from flexlab.daemon.main import require_private, run, take_lock, write_lock
+from flexlab.daemon.lockfile import Lock, take_lock
+from flexlab.daemon.main import require_private, run
 
 
 def test_only_one_daemon_gets_the_lock() -> None:
@@ -24,14 +26,21 @@ def test_only_one_daemon_gets_the_lock() -> None:
     second.close()
 
 
-def test_the_lock_file_tells_clients_where_to_go_and_nothing_before_that() -> None:
-    with take_lock() as lock:  # type: ignore[union-attr]
-        write_lock(lock, address="")
+def test_the_lock_file_tells_clients_where_to_go_and_nothing_before_that(tmp_path: Path) -> None:
+    with closing(taken()) as lock:
         assert json.loads(paths.lock_file().read_text()) == {}
-        write_lock(lock, address="http://127.0.0.1:1")
+        lock.announce(socket=tmp_path / "control.sock", address="http://127.0.0.1:1")
         told = json.loads(paths.lock_file().read_text())
         assert told["pid"] == os.getpid()
-        assert told["socket"] == str(paths.socket_path())
+        assert told["socket"] == str(tmp_path / "control.sock")
+        lock.withdraw()
+        assert json.loads(paths.lock_file().read_text()) == {}
+
+
+def taken() -> Lock:
+    lock = take_lock()
+    assert lock is not None
+    return lock
 
 
 def heard(read: int) -> dict[str, object]:
@@ -41,13 +50,13 @@ def heard(read: int) -> dict[str, object]:
 
 def test_a_second_daemon_says_that_there_is_one() -> None:
     read, write = os.pipe()
-    with take_lock():  # type: ignore[union-attr]
+    with closing(taken()):
         assert run(load_settings(), externals={}, detached=True, ready_fd=write) == 0
     assert heard(read) == {"already": True}
 
 
 def test_a_second_daemon_in_the_foreground_is_an_error() -> None:
-    with take_lock(), pytest.raises(FlexLabError) as told:  # type: ignore[union-attr]
+    with closing(taken()), pytest.raises(FlexLabError) as told:
         run(load_settings(), externals={}, detached=False, ready_fd=None)
     assert told.value.code == "already_running"
 

@@ -195,7 +195,7 @@ def test_an_older_daemon_is_replaced_and_its_models_go_on(lab: Household) -> Non
         "import flexlab; flexlab.__version__ = '0.0.9'\nfrom flexlab.cli.main import main; main()"
     )
     assert lab.flexlab("pull", "smollm2", timeout=300).returncode == 0
-    command = [sys.executable, "-c", older, "serve"]
+    command = [sys.executable, "-c", older, "serve", "--detached"]
     with subprocess.Popen(command, env=lab.env(), stderr=subprocess.DEVNULL) as old:
         until(lambda: lab.ask("GET", "/health")[0] == 200, 30)
         assert '"0.0.9"' in lab.flexlab("ps", "--json").stdout

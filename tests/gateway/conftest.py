@@ -14,10 +14,6 @@ try:
 except ImportError:  # not made for every platform
     uvloop = None
 
-# pytest-asyncio asks for the current loop before it sets its own; where none was ever set, Python
-# makes one, which nobody closes.
-asyncio.set_event_loop(None)
-
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

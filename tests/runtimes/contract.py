@@ -371,11 +371,12 @@ class LifeContract(RuntimeContract):
     ) -> None:
         started = runtime.start(plan_for("good"), launch)
         until(lambda: ask(started.endpoint, "/health"))
-        held = runtime.memory_bytes(started.ref)
+        held = runtime.memory(started.ref)
         assert held is not None
-        assert held > 1024**2
+        assert held.resident_bytes > 1024**2
+        assert held.own_bytes <= held.resident_bytes
         runtime.stop(started.ref, 5.0)
-        assert runtime.memory_bytes(started.ref) is None
+        assert runtime.memory(started.ref) is None
 
     def test_logs_are_followed_until_closed(
         self, runtime: Runtime, plan_for: PlanFor, launch: Launch

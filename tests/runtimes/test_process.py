@@ -269,7 +269,7 @@ class TestIdentity:
         callbacks = Callbacks()
         assert runtime.state(ref).alive is False
         assert runtime.stop(ref, 0.0) is True
-        assert runtime.memory_bytes(ref) is None
+        assert runtime.memory(ref) is None
         runtime.watch(ref, callbacks)
         assert callbacks.first.wait(10)
         runtime.close()

@@ -88,17 +88,21 @@ def test_a_request_never_downloads() -> None:
     play(story())
 
 
-def test_a_request_during_the_download_of_an_up_waits_for_it() -> None:
+def test_a_request_during_the_download_of_an_up_shares_it_within_its_own_time() -> None:
     async def story() -> None:
-        world = World(queue_timeout_s=60)  # shorter than the download
+        world = World(queue_timeout_s=60)  # the download takes 100 s
         world.add("a", 1)
         world.not_installed.add("a")
         up = world.ask("a", wants_download=True)
         await world.run(1)
-        request = world.ask("a")
-        await world.run(200)
+        impatient = world.ask("a")
+        await world.run(50)
+        late = world.ask("a")
+        await world.run(150)
         assert up.lease is not None
-        assert request.lease is not None
+        assert late.lease is not None
+        assert impatient.refused is not None
+        assert "fetched" in impatient.refused.message
 
     play(story())
 

@@ -213,7 +213,7 @@ def test_memory_that_only_strangers_hold_is_said_with_numbers() -> None:
     async def story() -> None:
         world = World(ram_gib=8)
         world.add("a", 6)
-        world.scheduler.sample("ram", 5 * 1024**3, {})
+        world.read_memory(5)
         asked = world.ask("a")
         await world.run(1)
         assert asked.refused is not None
@@ -229,11 +229,10 @@ def test_foreign_memory_is_not_read_while_something_of_ours_loads() -> None:
         world.add("a", 2, load_s=10)
         world.ask("a")
         await world.run(5)
-        world.scheduler.sample("ram", 6 * 1024**3, {})
+        world.read_memory(6)
         assert not world.scheduler.pools["ram"].foreign_bytes
         await world.run(10)
-        instance = world.scheduler.instances_of("a")[0]
-        world.scheduler.sample("ram", 6 * 1024**3, {instance.id: 2 * 1024**3})
+        world.read_memory(6, a=2)
         assert world.scheduler.pools["ram"].foreign_bytes == 4 * 1024**3
 
     play(story())
@@ -246,8 +245,7 @@ def test_more_measured_than_claimed_counts() -> None:
         world.add("b", 6)
         world.ask("a").done()
         await world.run(100)
-        instance = world.scheduler.instances_of("a")[0]
-        world.scheduler.sample("ram", 3 * 1024**3, {instance.id: 3 * 1024**3})
+        world.read_memory(3, a=3)
         assert world.scheduler.held("ram") == 3 * 1024**3
 
     play(story())

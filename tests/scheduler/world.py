@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from flexlab.scheduler.policy import Policy
 from flexlab.scheduler.scheduler import Scheduler
 from flexlab.scheduler.state import NEVER, HeldLease, Model, PoolAccount
-from flexlab.spec.instance import Endpoint, RunState
+from flexlab.spec.instance import Endpoint, MemoryUse, RunState
 from flexlab.spec.lease import Refused
 from flexlab.spec.plan import (
     Candidate,
@@ -185,6 +185,16 @@ class World:
         for instance in self.scheduler.instances_of(model):
             if instance.state == "ready":
                 self.scheduler.gone(instance.id, RunState(alive=False, why="killed by signal 9"))
+
+    def read_memory(self, used_gib: float, **own_gib: float) -> None:
+        """A reading of the pool, and of what each model's engine has of it."""
+        measured = {
+            instance.id: MemoryUse(resident_bytes=size, own_bytes=size)
+            for model, gib in own_gib.items()
+            for instance in self.scheduler.instances_of(model)
+            for size in [int(gib * GIB)]
+        }
+        self.scheduler.sample("ram", int(used_gib * GIB), measured, self.scheduler.epoch)
 
     def check(self) -> None:
         """What must hold at every moment."""
