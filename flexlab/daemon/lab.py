@@ -386,7 +386,6 @@ def pool_account(pool: Pool) -> PoolAccount:
         reserve_bytes=pool.reserve_bytes,
         limit_bytes=pool.budget_bytes,
         used_bytes=pool.used_bytes,
-        foreign_bytes=pool.used_bytes,
         sampled_at=pool.sampled_at,
     )
 

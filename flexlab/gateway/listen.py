@@ -63,7 +63,8 @@ def _explained(error: OSError, host: str, port: int) -> ProxyError:
         owner = port_owner(port)
         who = f"by pid {owner.pid} ({owner.command})" if owner else "by another process"
         free = next_free_port(host, port + 1)
-        hint = f"--port {free}" if free else "choose another port with --port"
+        other = free if free else "N"
+        hint = f"FLEXLAB_PORT={other} before the command, or flexlab serve --port {other}"
         return ProxyError(f"port {port} is taken {who}", hint, code="port_taken")
     if error.errno == errno.EACCES:
         return ProxyError(

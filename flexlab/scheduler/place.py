@@ -248,6 +248,11 @@ def _cannot_now(
     ]
     freed = {p: n - sum(o.claims.get(p, 0) for o in ours) for p, n in missing.items()}
     if not _short(freed):
+        for occupant in sorted(ours, key=lambda o: sum(o.claims.values())):
+            without = {p: n + occupant.claims.get(p, 0) for p, n in freed.items()}
+            if occupant.instance not in must_go and not _short(without):
+                ours.remove(occupant)  # it is not in the way of this one
+                freed = without
         names = ", ".join(sorted({o.model for o in ours}))
         return Wait(
             candidate=candidate,

@@ -317,3 +317,72 @@ def test_every_wait_ends_by_its_deadline_with_a_cause() -> None:
         assert "a" in late.refused.message
 
     play(story())
+
+
+def test_health_for_a_minute_ends_a_series_of_failures() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8)
+        world.add("a", 6)
+        world.add("low", 6, priority=10)
+        world.fails.add("a")
+        world.ask("a")
+        await world.run(20)
+        world.fails.clear()
+        healthy = world.ask("a")
+        await world.run(200)
+        healthy.done()
+        world.scheduler.down("a")
+        await world.run(5)
+        world.ask("low")
+        await world.run(5)
+        again = world.ask("a")
+        await world.run(60)
+        assert again.lease is not None
+
+    play(story())
+
+
+def test_a_stuck_stop_is_tried_again_by_every_down() -> None:
+    async def story() -> None:
+        world = World()
+        world.add("a", 1)
+        world.never_stops.add("a")
+        world.ask("a").done()
+        await world.run(4)
+        world.scheduler.down("a")
+        await world.run(60)
+        (instance,) = world.scheduler.down("a")
+        confirmed = world.scheduler.when_gone(instance)
+        await world.run(60)
+        assert confirmed.done()
+        assert confirmed.result() is False
+
+    play(story())
+
+
+def test_wishes_given_while_preparing_are_the_ones_that_start() -> None:
+    async def story() -> None:
+        world = World()
+        world.add("a", 1)
+        world.not_installed.add("a")
+        world.ask("a", wants_download=True)
+        await world.run(5)
+        world.scheduler.wish("a", Wishes(settings={"context_size": "8192"}))
+        up = world.ask("a", wants_download=True)
+        await world.run(300)
+        assert up.lease is not None
+        assert world.prepared_with["a"].settings == {"context_size": "8192"}
+
+    play(story())
+
+
+def test_a_timer_that_fires_a_little_early_is_set_again() -> None:
+    async def story() -> None:
+        world = World(idle_timeout_s=5)
+        world.add("a", 1)
+        world.early_s = 0.0004  # as loops do that count in milliseconds
+        world.ask("a").done()
+        await world.run(20)
+        assert world.running() == set()
+
+    play(story())

@@ -249,3 +249,164 @@ def test_more_measured_than_claimed_counts() -> None:
         assert world.scheduler.held("ram") == 3 * 1024**3
 
     play(story())
+
+
+def test_who_fits_into_what_is_reserved_for_another_waits_for_its_turn() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8)
+        world.add("busy", 5)
+        world.add("first", 6)
+        world.add("second", 3)
+        world.ask("busy")
+        await world.run(4)
+        world.ask("first")
+        await world.run(1)
+        second = world.ask("second")
+        await world.run(1)
+        assert second.refused is None
+        assert second.waits
+
+    play(story())
+
+
+def test_a_model_in_nobodys_way_goes_on_admitting() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8)
+        world.add("big", 6, load_s=100)
+        world.add("next", 6)
+        world.add("small", 1)
+        world.ask("big"), world.ask("small")
+        await world.run(101)
+        world.ask("next")
+        await world.run(1)
+        assert not world.ask("small").waits
+
+    play(story())
+
+
+def test_a_drain_ends_when_the_wanted_model_has_started_elsewhere() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8)
+        world.add("low", 5, priority=50)
+        world.add("idle", 2, priority=150)
+        world.add("high", 4, priority=200)
+        streaming = world.ask("low")
+        resting = world.ask("idle")
+        await world.run(4)
+        world.ask("high")
+        await world.run(1)
+        assert world.scheduler.instances_of("low")[0].state in ("ready", "draining")
+        resting.done()
+        world.scheduler.down("idle")
+        await world.run(60)
+        assert "high" in world.running()
+        if "low" in world.running():
+            assert streaming.cut is None
+
+    play(story())
+
+
+def test_a_model_whose_last_start_failed_displaces_nobody_that_is_busy() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8)
+        world.add("bad", 7)
+        world.add("idle", 3)
+        world.add("busy", 3)
+        world.fails.add("bad")
+        world.ask("bad")
+        await world.run(20)
+        world.ask("idle").done()
+        world.ask("busy")
+        await world.run(60)
+        world.ask("bad")
+        await world.run(5)
+        assert world.running() == {"idle", "busy"}
+
+    play(story())
+
+
+def test_a_warm_model_comes_back_after_a_crash_and_after_a_refusal() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8, queue_timeout_s=20)
+        world.add("warm", 5, keep="warm")
+        world.add("big", 6)
+        world.scheduler.tick()
+        await world.run(100)
+        world.crash("warm")
+        await world.run(60)
+        assert world.running() == {"warm"}
+        big = world.ask("big")
+        await world.run(60)
+        assert big.lease is not None
+        refused = world.ask("warm")
+        await world.run(25)
+        assert refused.refused is not None
+        big.done()
+        await world.run(2000)
+        assert world.running() == {"warm"}
+
+    play(story())
+
+
+def test_a_warm_model_comes_back_when_a_stranger_lets_go_of_the_memory() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8)
+        world.add("warm", 5, keep="warm")
+        world.read_memory(6)
+        world.scheduler.tick()
+        await world.run(10)
+        assert world.running() == set()
+        world.read_memory(1)
+        await world.run(10)
+        assert world.running() == {"warm"}
+
+    play(story())
+
+
+def test_a_warm_model_that_cannot_start_is_given_up_until_it_is_wanted() -> None:
+    async def story() -> None:
+        world = World()
+        world.add("warm", 1, keep="warm")
+        world.fails.add("warm")
+        world.scheduler.tick()
+        await world.run(10_000)
+        assert world.deeds.count("start warm") == world.scheduler.policy.restore_tries
+        assert world.pending == 0
+        world.fails.clear()
+        up = world.ask("warm", wants_download=True)
+        await world.run(10)
+        assert up.lease is not None
+
+    play(story())
+
+
+def test_a_cold_model_yields_sooner_while_a_warm_one_is_out() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8, idle_timeout_s=900, yield_after_s=30)
+        world.add("warm", 6, keep="warm")
+        world.add("cold", 6)
+        world.ask("warm").done()
+        await world.run(40)
+        world.ask("cold").done()
+        await world.run(45)
+        assert world.running() == {"warm"}
+
+    play(story())
+
+
+def test_a_reading_that_spans_an_end_says_nothing_of_strangers() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8)
+        world.add("a", 5)
+        world.add("b", 5)
+        world.ask("a").done()
+        await world.run(10)
+        before = world.scheduler.epoch
+        world.scheduler.down("a")
+        await world.run(2)
+        world.scheduler.sample("ram", 6 * 1024**3, {}, before)
+        b = world.ask("b")
+        await world.run(10)
+        assert b.lease is not None
+
+    play(story())

@@ -70,6 +70,9 @@ class World:
         self.not_installed: set[str] = set()
         self.fails: set[str] = set()
         self.never_stops: set[str] = set()
+        self.prepared_with: dict[str, Wishes] = {}
+        self.early_s = 0.0
+        """How much too early timers fire."""
         self.deeds: list[str] = []
         self.events: list[str] = []
         self._due: list[tuple[float, int, Callable[[], None]]] = []
@@ -87,6 +90,7 @@ class World:
     def prepare(self, model: str, wishes: Wishes, *, download: bool) -> None:
         self.deeds.append(f"prepare {model}{' with download' if download else ''}")
         found = Candidates(model=model, items=(candidate(model, self.needs[model]),))
+        self.prepared_with[model] = wishes
         if model not in self.not_installed:
             self.after(0.05, lambda: self.scheduler.prepared(model, found))
         elif download:
@@ -132,7 +136,8 @@ class World:
         self._wake += 1
         wish = self._wake
         if when != NEVER:
-            self._at(when, lambda: self.scheduler.tick() if wish == self._wake else None)
+            fires = max(self.now, when - self.early_s) if when - self.now > 0.001 else when
+            self._at(fires, lambda: self.scheduler.tick() if wish == self._wake else None)
 
     def note(self, kind: str, text: str, **more: Any) -> None:
         self.events.append(text)
