@@ -10,6 +10,8 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 
+import msgspec
+
 from flexlab import __version__
 from flexlab.core import paths
 from flexlab.core.errors import FlexLabError, UnknownModel, UsageError
@@ -34,7 +36,7 @@ from flexlab.spec.control import (
     StoppedModel,
     UpRequest,
 )
-from flexlab.spec.instance import Launch
+from flexlab.spec.instance import Condition, ExternalRef, Launch
 from flexlab.spec.lab import Event, ModelView, Snapshot, UpStep
 from flexlab.spec.lease import Lease, Refused
 from flexlab.spec.machine import Machine, Pool
@@ -69,6 +71,8 @@ class Lab:
         self.address = ""
         self.machine: Machine | None = None
         self.requests_total: Callable[[], int] = lambda: 0
+        self.speed_of: Callable[[str], tuple[float | None, float | None]] = lambda _: (None, None)
+        """Model -> time to first token and tokens/s of its last streamed answer."""
         self._runtimes = runtimes
         self._stop = stop
         self._views = Views(scheduler, time.time() - asyncio.get_running_loop().time())
@@ -164,7 +168,7 @@ class Lab:
                 enabled=model.enabled,
                 held_down=model.held_down,
                 wishes=model.wishes,
-                source=self.registry.sources.get(model.name),
+                source=self.registry.sources.get(model.name) if self._proved(model) else None,
             )
         states = dict(self._states)
         try:
@@ -172,24 +176,60 @@ class Lab:
         except OSError as error:
             log.warning("what you decided about models is not kept: %s", error)
 
+    def _proved(self, model: Model) -> bool:
+        """A derived model is one of the lab's once it has run, not by being named once."""
+        before = self._states.get(model.name)
+        return model.last_load_s is not None or (before is not None and before.source is not None)
+
     # -- gateway.routes.Lab
 
-    def acquire(self, name: str, *, client: str) -> Lease | asyncio.Future[Lease]:
+    def acquire(
+        self, name: str, *, client: str, capability: str | None = None
+    ) -> Lease | asyncio.Future[Lease]:
         """See gateway.routes.Lab. Raises Refused."""
         try:
             model = self.find(name)
         except UnknownModel as error:
             refusal = Refusal(code=error.code, message=error.message, hint=error.hint, status=404)
             raise Refused(refusal) from None
+        if capability is not None:
+            self._require(model, capability)
         was_down = self.scheduler.models[model].held_down
         lease = self.scheduler.acquire(model)
         if was_down:
             self.launcher.tasks.spawn("save states", self.save_states())
         return lease
 
+    def _require(self, model: str, capability: str) -> None:
+        """Refuse what the recipe says that the model cannot do; of others nothing is known."""
+        known = self._known.get(model)
+        derived = model in self.registry.sources or model in self.registry.externals
+        if derived or known is None or capability in known.capabilities:
+            return
+        can = ", ".join(known.capabilities)
+        raise Refused(
+            Refusal(
+                code="not_supported",
+                message=f"{model} has no {capability}; it can: {can}",
+                status=400,
+            )
+        )
+
     def models(self) -> tuple[ModelView, ...]:
         """Every model of the lab."""
-        return self._views.models(self._facts())
+        return self._views.models(
+            {name: self._as_seen(name, known) for name, known in self._facts().items()}
+        )
+
+    def _as_seen(self, name: str, known: Known) -> Known:
+        """With the speed of its last answer; what never ran of a mere source is not installed."""
+        ttft_s, rate = self.speed_of(name)
+        if rate is not None:
+            known = msgspec.structs.replace(known, ttft_s=ttft_s, tokens_per_s=rate)
+        model = self.scheduler.models.get(name)
+        if model is not None and name in self.registry.sources and not self._proved(model):
+            known = msgspec.structs.replace(known, installed=False)
+        return known
 
     def snapshot(self) -> Snapshot:
         """The whole lab now."""
@@ -315,6 +355,20 @@ class Lab:
             )
         return Stopped(stopped=tuple(stopped), not_running=tuple(not_running))
 
+    async def look_at_externals(self) -> None:
+        """Whether servers that are not ours still take connections: said, never acted upon."""
+        runtime = self._runtimes.get("external")
+        for instance in [i for i in self.scheduler.instances.values() if i.external]:
+            assert runtime is not None
+            ref = ExternalRef(url=self.registry.externals[instance.model])
+            state = await self.launcher.threads.call("external", runtime.state, ref)
+            if state.alive:
+                instance.conditions.pop("unknown", None)
+            elif "unknown" not in instance.conditions:
+                why = state.why or "it takes no connections"
+                condition = Condition(kind="unknown", since=time.time(), why=why)
+                self.scheduler.mark(instance.id, condition)
+
     async def end_loading(self) -> None:
         """At the end of the daemon: what nobody waits for any more is not left half loaded."""
         for instance in list(self.scheduler.instances.values()):
@@ -339,8 +393,18 @@ class Lab:
         paths_removed, freed = await self.launcher.threads.call(
             "worker", self.registry.remove_weights, name
         )
+        self.forget(name)
+        await self.save_states()
         await self._look_again()
         return Removed(removed=tuple(paths_removed), freed_bytes=freed)
+
+    def forget(self, name: str) -> None:
+        """A derived model that does not run; it is known again by its source."""
+        if name in self.registry.sources and not self._busy(self.scheduler.models[name]):
+            self.registry.forget(name)
+            self.scheduler.remove_model(name)
+            self._states.pop(name, None)
+            self._known = {known: facts for known, facts in self._known.items() if known != name}
 
     def shutdown(self, request: ShutdownRequest) -> bool:
         """Begin the end; False when it was asked for an idle daemon and this one is not."""
@@ -352,6 +416,8 @@ class Lab:
     async def logs(self, model: str, *, tail: int, follow: bool) -> AsyncIterator[bytes]:
         """The log of the newest instance of a model, running or not."""
         name = self.find(model)
+        if name in self.registry.externals:
+            raise UsageError(f"{name} runs elsewhere, and so does its log")
         found = [r for r in self.launcher.held.values() if r.model == name]
         ref, log_path = (found[-1].ref, found[-1].log_path) if found else (None, None)
         if log_path is None:

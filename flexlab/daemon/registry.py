@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from flexlab.core.errors import UnknownModel, WeightsError
+from flexlab.core.errors import SettingsError, UnknownModel, WeightsError
 from flexlab.core.near import near
 from flexlab.core.settings import Settings
 from flexlab.gpus import inventory
@@ -67,10 +67,17 @@ class Registry:
         self._load = load
         self._detect = detect or self._detect_here
         self._catalogue = load()
+        known = {name for r in self._catalogue.models() for name in (r.name, *r.aliases)}
+        if taken := sorted(known & set(externals)):
+            raise SettingsError(
+                f"--external {taken[0]}=…: a recipe has this name already",
+                f"--external my-{taken[0]}={externals[taken[0]]}",
+            )
         self._derived: dict[str, ModelRecipe] = {}
         self._kept: dict[str, ModelRecipe] = {}
         self.sources: dict[str, str] = {}
         """Derived model -> the source it was derived from."""
+        self._by_source: dict[str, str] = {}
         self._headers: dict[tuple[str, int, int], GgufHeader] = {}
         """(path, size, mtime in ns) -> header: reading one takes tens of milliseconds."""
         self._names = self._all_names()
@@ -105,7 +112,7 @@ class Registry:
 
     def find(self, name: str) -> str:
         """The model of this name or alias. Raises UnknownModel with near names."""
-        found = self._names.get(name)
+        found = self._names.get(name) or self._by_source.get(name)
         if found is None:
             raise UnknownModel(name, near(name, self._names))
         return found
@@ -122,10 +129,18 @@ class Registry:
             return self._names[name]
         recipe = self._catalogue.resolve(name, self._derived)
         if recipe.name not in self._names:
-            self._derived[recipe.name] = recipe
+            self._derived = {**self._derived, recipe.name: recipe}
             self.sources[recipe.name] = name
+            self._by_source = {**self._by_source, name: recipe.name}
             self._names = {**self._names, recipe.name: recipe.name}
         return recipe.name
+
+    def forget(self, model: str) -> None:
+        """A derived model that nobody wants any more; a recipe's model stays."""
+        if (source := self.sources.pop(model, None)) is not None:
+            self._derived = {n: r for n, r in self._derived.items() if n != model}
+            self._by_source = {s: n for s, n in self._by_source.items() if s != source}
+            self._names = {n: m for n, m in self._names.items() if m != model}
 
     def recipe(self, model: str) -> ModelRecipe:
         """The recipe of a known model that is not external."""
@@ -141,6 +156,7 @@ class Registry:
     def _known(self, recipe: ModelRecipe) -> Known:
         size: int | None = None
         installed = False
+        contexts = [variant.settings.context_size for variant in recipe.variants]
         for variant in recipe.variants:
             weights = variant.plan_weights()
             sizes = [weight.size_bytes for weight in weights]
@@ -154,7 +170,7 @@ class Registry:
             installed=installed,
             weight_bytes=size,
             capabilities=recipe.capabilities,
-            context=recipe.context,
+            context=min([*contexts[:1], *([recipe.context] if recipe.context else [])]),
         )
 
     def _are_installed(self, weights: tuple[Weight, ...]) -> bool:

@@ -37,6 +37,7 @@ from flexlab.spec.plan import Refusal
 READING_S = 2.0
 SOCKET_S = 2.0
 LOGS_S = 30.0
+EXTERNALS_S = 10.0
 log = logging.getLogger(__name__)
 ENDING = Refusal(
     code="daemon_ending",
@@ -127,6 +128,7 @@ class Service:
         )
         self.gateway = Gateway(Router(self.lab, settings), max_body_bytes=settings.max_body_bytes)
         self.lab.requests_total = lambda: self.gateway.observer.requests_total
+        self.lab.speed_of = self.gateway.observer.speed_of
         self.control = ControlServer(self.lab)
         self.readings = Readings(
             self.scheduler, self.launcher, self.runtimes, settings.log_max_bytes
@@ -154,6 +156,7 @@ class Service:
         await self._listen(lock)
         tasks = self.launcher.tasks
         tasks.every(READING_S, "memory readings", self.readings.take)
+        tasks.every(EXTERNALS_S, "external servers", self.lab.look_at_externals)
         tasks.every(LOGS_S, "log rotation", self.readings.rotate_logs)
         tasks.every(SOCKET_S, "control socket", lambda: self._be_reachable(lock))
         self.launcher.note("daemon", f"FlexLab {__version__} listens on {self.lab.address}")

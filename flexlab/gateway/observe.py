@@ -99,9 +99,12 @@ class Histogram:
 class ModelCounts:
     """What one model's requests came to."""
 
-    __slots__ = ("duration", "requests", "tokens", "ttft")
+    __slots__ = ("duration", "last_tokens_per_s", "last_ttft_s", "requests", "tokens", "ttft")
 
     def __init__(self) -> None:
+        self.last_ttft_s: float | None = None
+        self.last_tokens_per_s: float | None = None
+        """Of the last answer that was long enough to tell."""
         self.requests: dict[tuple[str, int | None], int] = {}
         """By (route, status); status None where no head of an answer was sent."""
         self.tokens = 0
@@ -112,12 +115,18 @@ class ModelCounts:
         """One that ended."""
         key = (record.route, record.status)
         self.requests[key] = self.requests.get(key, 0) + 1
-        self.tokens += record.events if record.tokens_out is None else record.tokens_out
+        tokens = record.events if record.tokens_out is None else record.tokens_out
+        self.tokens += tokens
         if record.duration_s is not None:
             self.duration.observe(record.duration_s)
         ttft_s = record.ttft_s
-        if ttft_s is not None:
-            self.ttft.observe(ttft_s)
+        if ttft_s is None:
+            return
+        self.ttft.observe(ttft_s)
+        # A whole answer arrives at once: only a stream tells how fast its tokens came.
+        if record.duration_s is not None and record.events > 1 and tokens > 1:
+            self.last_ttft_s = ttft_s
+            self.last_tokens_per_s = (tokens - 1) / max(record.duration_s - ttft_s, 1e-6)
 
 
 class Observer:
@@ -146,6 +155,11 @@ class Observer:
         """Counts by model; None: requests that reached no model."""
         self._count()
         return self._models
+
+    def speed_of(self, model: str) -> tuple[float | None, float | None]:
+        """Seconds to the first token and tokens/s of the model's last streamed answer."""
+        counts = self.models.get(model)
+        return (None, None) if counts is None else (counts.last_ttft_s, counts.last_tokens_per_s)
 
     @property
     def ends(self) -> dict[How, int]:

@@ -27,7 +27,12 @@ from flexlab.spec.lease import Lease
 
 Outcome = Lease | asyncio.Future[Lease] | Answer
 
-INFERENCE_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+INFERENCE_PATHS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/embeddings": "embeddings",
+}
+"""Route -> what it asks of a model."""
 _LIST_PATHS = ("/v1/models", "/models")
 _UPSTREAM = b"/upstream/"
 _SHORTCUT_FROM_BYTES = 64 * 1024
@@ -38,10 +43,13 @@ class Lab(Protocol):
 
     started_at: float
 
-    def acquire(self, name: str, *, client: str) -> Lease | asyncio.Future[Lease]:
+    def acquire(
+        self, name: str, *, client: str, capability: str | None = None
+    ) -> Lease | asyncio.Future[Lease]:
         """A lease on a ready instance, or a future one. Raises (or resolves to) Refused.
 
-        Cancelling the future withdraws the wish."""
+        `capability` is what the route asks of a model (`chat`, ...). Cancelling the future
+        withdraws the wish."""
 
     def models(self) -> Sequence[ModelView]: ...
 
@@ -90,6 +98,7 @@ class Router:
         self._rules |= {
             path.encode(): Rule("/v1/models", read, self._list_models) for path in _LIST_PATHS
         }
+        self._rules[b"/"] = Rule("/", read, self._greet)
         self._rules[b"/health"] = Rule("/health", read, self._health)
         self._rules[b"/metrics"] = Rule("/metrics", read, self._metrics)
         self._one_model = Rule("/v1/models/{model}", read, self._show_model)
@@ -143,7 +152,8 @@ class Router:
             if found is msgspec.UNSET or not found:
                 return _bad_body("'model' is missing: which model is asked?", "missing_model")
             name = found
-        return self._lab.acquire(name, client=head.client)
+        capability = INFERENCE_PATHS.get(head.route)
+        return self._lab.acquire(name, client=head.client, capability=capability)
 
     def _pass_raw(self, head: Head, body: bytes) -> Outcome:
         """`/upstream/MODEL/...`: what follows the name goes to the engine as it came."""
@@ -184,6 +194,10 @@ class Router:
             "state": model.word,
             "context_length": model.context,
         }
+
+    def _greet(self, head: Head, body: bytes) -> Answer:
+        text = f"FlexLab {__version__} is running; the OpenAI API is at /v1\n"
+        return Answer(200, text.encode(), b"text/plain; charset=utf-8")
 
     def _health(self, head: Head, body: bytes) -> Answer:
         uptime_s = round(time.time() - self._lab.started_at, 1)

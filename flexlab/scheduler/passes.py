@@ -430,7 +430,12 @@ class Passes:
 
 def _preempted(instance: Instance) -> Refusal:
     """What a request hears whose instance was taken away under it (rule 9)."""
-    by = f" by {instance.drained_for}" if instance.drained_for else ""
+    if instance.drained_for is None:
+        return Refusal(
+            code="stopped",
+            message=f"{instance.model} was stopped before the answer was complete: {instance.why}",
+        )
+    by = f" by {instance.drained_for}"
     return Refusal(
         code="preempted",
         message=f"{instance.model} was preempted{by} before the answer was complete",

@@ -396,6 +396,13 @@ class Scheduler(Passes):
         self.models.setdefault(model.name, model)
         self._by_model.setdefault(model.name, [])
 
+    def remove_model(self, name: str) -> None:
+        """Forget a model that has neither instance nor waiter."""
+        model = self.models[name]
+        if not self._of(name) and not model.waiters and model.preparing is None:
+            del self.models[name]
+            del self._by_model[name]
+
     def add_pool(self, pool: PoolAccount) -> None:
         """Make a pool known."""
         self.pools[pool.id] = pool

@@ -67,7 +67,9 @@ class FakeLab:
         self.asked: list[str] = []
         self.changed = asyncio.Event()
 
-    def acquire(self, name: str, *, client: str) -> FakeLease | asyncio.Future[FakeLease]:
+    def acquire(
+        self, name: str, *, client: str, capability: str | None = None
+    ) -> FakeLease | asyncio.Future[FakeLease]:
         self.asked.append(name)
         self.changed.set()
         behaviour = self.behaviour.get(name)
