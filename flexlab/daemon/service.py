@@ -16,11 +16,13 @@ from flexlab.core.errors import EXIT_OK
 from flexlab.core.settings import Settings
 from flexlab.daemon.adopt import Adoption
 from flexlab.daemon.events import EventLog
+from flexlab.daemon.externals import Externals
 from flexlab.daemon.files import Records, installation_id
 from flexlab.daemon.lab import Lab, pool_account
 from flexlab.daemon.launcher import Launcher
 from flexlab.daemon.lockfile import Lock
 from flexlab.daemon.main import ReadyPipe
+from flexlab.daemon.models import Models
 from flexlab.daemon.readings import Readings
 from flexlab.daemon.registry import Registry
 from flexlab.gateway.control import ControlServer
@@ -31,6 +33,7 @@ from flexlab.runtimes.external import ExternalRuntime
 from flexlab.runtimes.process import ProcessRuntime
 from flexlab.scheduler.policy import Policy
 from flexlab.scheduler.scheduler import Scheduler
+from flexlab.scheduler.views import Views
 from flexlab.spec.control import DownRequest, ShutdownRequest
 from flexlab.spec.plan import Refusal
 
@@ -116,6 +119,13 @@ class Service:
             self.launcher, policy_of(settings), clock=loop.time, wall=time.time
         )
         self.launcher.scheduler = self.scheduler
+        views = Views(self.scheduler, time.time() - loop.time())
+        self.models = Models(
+            self.registry, self.scheduler, views, self.launcher.tasks, self.launcher.threads
+        )
+        self.externals = Externals(
+            self.runtimes.get("external"), self.scheduler, self.launcher.threads
+        )
         self.lab = Lab(
             settings,
             self.registry,
@@ -123,12 +133,14 @@ class Service:
             self.launcher,
             self.events,
             self.runtimes,
+            self.models,
+            views,
             self.installation,
             self.stop,
         )
         self.gateway = Gateway(Router(self.lab, settings), max_body_bytes=settings.max_body_bytes)
         self.lab.requests_total = lambda: self.gateway.observer.requests_total
-        self.lab.speed_of = self.gateway.observer.speed_of
+        self.models.speed_of = self.gateway.observer.speed_of
         self.control = ControlServer(self.lab)
         self.readings = Readings(
             self.scheduler, self.launcher, self.runtimes, settings.log_max_bytes
@@ -140,23 +152,26 @@ class Service:
         self.lab.machine = await self.launcher.threads.call("worker", self.registry.machine)
         for pool in self.lab.machine.pools:
             self.scheduler.add_pool(pool_account(pool))
-        await self.launcher.threads.call("worker", self.lab.derive_again)
-        self.lab.register_all()
-        self.lab.attach_externals()
+        await self.launcher.threads.call("worker", self.models.derive_again)
+        self.models.register_all()
+        await self.models.look_again()
+        for name in self.registry.externals:
+            self.externals.attach(name, self.installation)
         await Adoption(
             self.records,
             self.runtimes,
             self.registry,
             self.scheduler,
             self.launcher,
-            self.lab.register,
+            self.models.register,
         ).run(self.installation)
         await self.readings.take()
         self.lab.address = await self.gateway.start(self.settings.host, self.settings.port)
         await self._listen(lock)
         tasks = self.launcher.tasks
         tasks.every(READING_S, "memory readings", self.readings.take)
-        tasks.every(EXTERNALS_S, "external servers", self.lab.look_at_externals)
+        if self.registry.externals:
+            tasks.every(EXTERNALS_S, "external servers", self.externals.look)
         tasks.every(LOGS_S, "log rotation", self.readings.rotate_logs)
         tasks.every(SOCKET_S, "control socket", lambda: self._be_reachable(lock))
         self.launcher.note("daemon", f"FlexLab {__version__} listens on {self.lab.address}")

@@ -83,7 +83,7 @@ def _refused(refused: Refused) -> UpStep:
 
 async def _ready(lab: Lab, name: str, keep: Keep | None, pin: bool | None) -> UpStep:
     lab.scheduler.keep(name, warm=None if keep is None else keep == "warm", pinned=pin)
-    await lab.save_states()
+    await lab.save_models()
     snapshot = lab.snapshot()
     model = next(view for view in snapshot.models if view.name == name)
     instance = next((view for view in snapshot.instances if view.model == name), None)

@@ -216,6 +216,13 @@ class Scheduler(Passes):
             self._gone_waiters.setdefault(instance, []).append(future)
         return future
 
+    def end_loading(self) -> list[str]:
+        """Stop what is not ready yet; the ids of those instances."""
+        ending = [i for i in self.instances.values() if i.state in ("starting", "loading")]
+        for instance in ending:
+            self._stop(instance, "nobody waits for it any more")
+        return [instance.id for instance in ending]
+
     def refuse_all(self, refusal: Refusal) -> None:
         """The daemon ends: every waiter gets its answer, nothing new starts."""
         self.closing = refusal

@@ -53,6 +53,26 @@ class Lab:
         body = {"model": model, "messages": [{"role": "user", "content": "hi"}], **more}
         return await asyncio.to_thread(self._ask, "POST", "/v1/chat/completions", body)
 
+    async def post(self, path: str, body: object) -> tuple[int, Any]:
+        """POST to the gateway: status and JSON."""
+        return await asyncio.to_thread(self._ask, "POST", path, body)
+
+    async def stream(self, model: str, **more: Any) -> bytes:
+        """A streamed chat through the gateway, to its end."""
+        messages = [{"role": "user", "content": "hi"}]
+        body = json.dumps({"model": model, "messages": messages, "stream": True, **more})
+
+        def read() -> bytes:
+            address = self.service.gateway.address
+            connection = http.client.HTTPConnection(address.host, address.port, timeout=20)
+            try:
+                connection.request("POST", "/v1/chat/completions", body)
+                return connection.getresponse().read()
+            finally:
+                connection.close()
+
+        return await asyncio.to_thread(read)
+
     def _ask(self, method: str, path: str, body: object) -> tuple[int, Any]:
         address = self.service.gateway.address
         connection = http.client.HTTPConnection(address.host, address.port, timeout=20)

@@ -64,6 +64,58 @@ async def test_an_unknown_model_is_a_404_that_names_near_ones(home: Path, start:
     assert "small" in answer["error"]["message"]
 
 
+async def test_what_a_model_cannot_do_is_a_400_that_says_what_it_can(
+    home: Path, start: Start
+) -> None:
+    write_recipe(home, "small")
+    lab = await start()
+    status, answer = await lab.post("/v1/embeddings", {"model": "small", "input": "hi"})
+    assert status == 400
+    assert answer["error"]["code"] == "not_supported"
+    assert "chat" in answer["error"]["message"]
+    assert lab.running() == [], "and it is not loaded for that"
+
+
+async def test_a_path_is_a_name_for_as_long_as_its_model_runs(home: Path, start: Start) -> None:
+    weights = home / "my model.gguf"
+    weights.write_bytes(b"GGUF" + bytes(996))
+    source = weights.as_uri()
+    lab = await start()
+    await in_thread(up, source)
+    stopped = await in_thread(client.connect(start=False).down, (source,))
+    assert len(stopped.stopped) == 1
+    await in_thread(client.connect(start=False).rm, source)
+    assert weights.exists(), "a file of the user's own stays"
+    with pytest.raises(FlexLabError):
+        await in_thread(client.connect(start=False).down, (source,))
+    assert lab.running() == []
+
+
+async def test_a_path_that_never_ran_is_no_model_of_the_lab(
+    home: Path, start: Start, world: DemoWorld
+) -> None:
+    weights = home / "broken.gguf"
+    weights.write_bytes(b"GGUF" + bytes(996))
+    world.behaviours["broken"] = Behaviour(fail_load="not a model at all")
+    lab = await start()
+    assert (await in_thread(up, weights.as_uri()))[-1].kind == "refused"
+    _, answer = await lab.get("/v1/models")
+    assert answer["data"] == []
+
+
+async def test_the_speed_of_the_last_streamed_answer_is_in_the_snapshot(
+    home: Path, start: Start, world: DemoWorld
+) -> None:
+    write_recipe(home, "small")
+    world.behaviours["small"] = Behaviour(token_s=0.01)
+    lab = await start()
+    await lab.stream("small", max_tokens=8)
+    (view,) = [model for model in lab.service.lab.models() if model.name == "small"]
+    assert view.tokens_per_s is not None
+    assert 10 < view.tokens_per_s < 110, "a word every 10 ms, at the best"
+    assert view.ttft_s is not None
+
+
 async def test_only_installed_models_are_listed(home: Path, start: Start) -> None:
     write_recipe(home, "here")
     write_recipe(home, "absent", installed=False)
