@@ -64,6 +64,8 @@ class Weight(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int | None = None
     archive_bytes: int | None = None
     allow_pickle: bool = False
+    format: Literal["gguf"] | None = None
+    """What the file is, where its name does not say so."""
 
 
 class RuntimeFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +138,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[Reason, ...] = ()
     problems: tuple[Problem, ...] = ()
     limits: tuple[Limit, ...] = ()
+    context: int | None = None
+    """Tokens that one request really gets, prompt and answer together."""
 
     def need(self, pool: str) -> int:
         """Bytes needed in this pool; 0 where it draws nothing from it."""
@@ -220,3 +224,5 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[Limit, ...] = ()
     hash: str = ""
     """sha256 over what is launched (not over reasons, claims, priority); set by planning.render."""
+    context: int | None = None
+    """Tokens that one request really gets; follows from `args`, and is no part of the hash."""
