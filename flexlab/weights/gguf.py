@@ -18,8 +18,11 @@ import msgspec
 
 from flexlab.core.errors import WeightsError
 from flexlab.core.text import clean_line
+from flexlab.core.units import show_bytes
+from flexlab.weights import ggml
 
 MAGIC = b"GGUF"
+_WITHOUT_MAGIC = "it does not begin with the word GGUF"
 
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q",
@@ -34,6 +37,7 @@ _PAIRS_MAX = 1 << 16
 _TENSORS_MAX = 1 << 18
 _DIMENSIONS_MAX = 8
 _PARAMETERS_MAX = 1 << 60
+_DEFAULT_ALIGNMENT = 32
 
 _POOLING = {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
 # llama.cpp's llama_ftype; newer numbers are shown as a number.
@@ -82,13 +86,38 @@ class GgufHeader(msgspec.Struct, frozen=True, kw_only=True):
     """Weights in this file."""
     tensor_bytes: int | None = None
     """Size of the tensors in this file."""
+    whole_bytes: int | None = None
+    """How large the file must be at the least to hold every tensor that the header names."""
+
+
+class _Tensor(msgspec.Struct, frozen=True):
+    """One tensor as the header describes it."""
+
+    parameters: int
+    end: int
+    """Behind its last byte, counted from where the tensors begin."""
 
 
 def check_magic(path: Path) -> None:
     """Raises WeightsError unless the file begins as a GGUF file does."""
     with _open(path) as stream:
         if stream.read(len(MAGIC)) != MAGIC:
-            raise _not_gguf(path, "it does not begin with the word GGUF")
+            raise _not_gguf(path, _WITHOUT_MAGIC)
+
+
+def check_whole(path: Path, header: GgufHeader | None = None) -> None:
+    """Raises WeightsError (code `not_gguf` or `gguf_truncated`) unless the file is a GGUF file and
+    as long as its header says. Reads no tensors; with a `header` read before, nothing at all."""
+    header = header or read_header(path)
+    try:
+        here_bytes = path.stat().st_size
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if header.whole_bytes is not None and here_bytes < header.whole_bytes:
+        here, wanted = show_bytes(here_bytes), show_bytes(header.whole_bytes)
+        if here == wanted:
+            here, wanted = f"{here_bytes} bytes", f"{header.whole_bytes}"
+        raise _truncated(path, f"{here} here, its header wants {wanted}")
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -97,6 +126,8 @@ def read_header(path: Path) -> GgufHeader:
         reader = _Reader(stream, os.fstat(stream.fileno()).st_size)
         try:
             return _read(reader)
+        except _CutShort as problem:
+            raise _truncated(path, str(problem)) from None
         except _Malformed as problem:
             raise _not_gguf(path, str(problem)) from None
         except OSError as error:
@@ -105,6 +136,10 @@ def read_header(path: Path) -> GgufHeader:
 
 class _Malformed(Exception):
     """Why the bytes cannot be a GGUF header."""
+
+
+class _CutShort(Exception):
+    """They begin as a GGUF header does, and end too early."""
 
 
 class _Reader:
@@ -119,8 +154,8 @@ class _Reader:
     def take(self, count: int) -> bytes:
         self._claim(count)
         data = self._stream.read(count)
-        if len(data) != count:
-            raise _Malformed("it ends in the middle of its header")
+        if len(data) != count:  # it was cut while we read
+            raise self._too_short()
         return data
 
     def skip(self, count: int) -> None:
@@ -148,19 +183,28 @@ class _Reader:
     def count(self, limit: int, what: str) -> int:
         """A count that the rest of the file must be able to hold, one byte each at the least."""
         value = self.number("<Q")
-        if value > limit or value > self._end - self.offset:
+        if value > limit:
             raise _Malformed(f"it claims {value} {what}")
+        if value > self._end - self.offset:
+            raise self._too_short()
         return value
 
     def _claim(self, count: int) -> None:
         if count > self._end - self.offset:
-            raise _Malformed("it ends in the middle of its header")
+            raise self._too_short()
         self.offset += count
+
+    def _too_short(self) -> Exception:
+        if self._end < self.size_bytes:
+            return _Malformed(f"its header is longer than {show_bytes(_HEADER_MAX_BYTES)}")
+        return _CutShort(
+            f"it ends in the middle of its header ({show_bytes(self.size_bytes)} here)"
+        )
 
 
 def _read(reader: _Reader) -> GgufHeader:
-    if reader.take(4) != MAGIC:
-        raise _Malformed("it does not begin with the word GGUF")
+    if reader.size_bytes < len(MAGIC) or reader.take(len(MAGIC)) != MAGIC:
+        raise _Malformed(_WITHOUT_MAGIC if reader.size_bytes else "it is empty")
     version = reader.number("<I")
     if version not in (2, 3):
         raise _Malformed(f"its format version {version} is none that this program knows")
@@ -171,8 +215,14 @@ def _read(reader: _Reader) -> GgufHeader:
     for _ in range(pair_count):
         key = reader.string(_KEY_MAX_BYTES)
         values[key] = _read_value(reader, reader.number("<I"), key, lengths)
-    parameters = sum(_read_tensor(reader) for _ in range(tensor_count))
-    return _header(version, values, lengths, parameters, _tensor_bytes(reader, values))
+    tensors = [_read_tensor(reader) for _ in range(tensor_count)]
+    start = _tensors_start(reader, values)
+    return msgspec.structs.replace(
+        _header(version, values, lengths),
+        parameters=sum(tensor.parameters for tensor in tensors),
+        tensor_bytes=max(0, reader.size_bytes - start),
+        whole_bytes=max((start + tensor.end for tensor in tensors), default=reader.offset),
+    )
 
 
 def _read_value(reader: _Reader, kind: int, key: str, lengths: dict[str, int]) -> _Value:
@@ -196,32 +246,28 @@ def _read_value(reader: _Reader, kind: int, key: str, lengths: dict[str, int]) -
     return [reader.scalar(item_layout) for _ in range(length)]
 
 
-def _read_tensor(reader: _Reader) -> int:
-    """One tensor's description; its number of parameters."""
-    reader.skip(reader.number("<Q"))
-    dimensions = reader.number("<I")
-    if dimensions > _DIMENSIONS_MAX:
-        raise _Malformed(f"it claims a tensor of {dimensions} dimensions")
-    parameters = math.prod(reader.number("<Q") for _ in range(dimensions))
-    if parameters > _PARAMETERS_MAX:
+def _read_tensor(reader: _Reader) -> _Tensor:
+    reader.skip(reader.number("<Q"))  # its name
+    count = reader.number("<I")
+    if count > _DIMENSIONS_MAX:
+        raise _Malformed(f"it claims a tensor of {count} dimensions")
+    dimensions = [reader.number("<Q") for _ in range(count)]
+    parameters = math.prod(dimensions)
+    kind, offset = reader.number("<I"), reader.number("<Q")
+    if max(parameters, offset) > _PARAMETERS_MAX:
         raise _Malformed("it claims a tensor that no machine could hold")
-    reader.skip(4 + 8)  # its type and offset
-    return parameters
+    return _Tensor(parameters, offset + ggml.tensor_bytes(kind, dimensions))
 
 
-def _tensor_bytes(reader: _Reader, values: dict[str, _Value]) -> int:
-    alignment = _number(values.get("general.alignment")) or 32
-    start = -(-reader.offset // alignment) * alignment
-    return max(0, reader.size_bytes - start)
+def _tensors_start(reader: _Reader, values: dict[str, _Value]) -> int:
+    """Where the tensors begin: the end of the header, rounded up to the alignment."""
+    alignment = _number(values.get("general.alignment")) or _DEFAULT_ALIGNMENT
+    if alignment.bit_count() != 1:
+        raise _Malformed(f"its alignment of {alignment} bytes is no power of two")
+    return -(-reader.offset // alignment) * alignment
 
 
-def _header(
-    version: int,
-    values: dict[str, _Value],
-    lengths: dict[str, int],
-    parameters: int,
-    tensor_bytes: int,
-) -> GgufHeader:
+def _header(version: int, values: dict[str, _Value], lengths: dict[str, int]) -> GgufHeader:
     architecture = _text(values.get("general.architecture"))
     if not architecture:
         raise _Malformed("it does not name its architecture")
@@ -257,8 +303,6 @@ def _header(
         pooling=None if not pooling else _POOLING.get(pooling, str(pooling)),
         shard=_number(values.get("split.no")),
         shards=_number(values.get("split.count")),
-        parameters=parameters,
-        tensor_bytes=tensor_bytes,
     )
 
 
@@ -296,8 +340,14 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _not_gguf(path: Path, why: str) -> WeightsError:
+    return WeightsError(f"not a GGUF file: {path}: {why}", "name another file", code="not_gguf")
+
+
+def _truncated(path: Path, why: str) -> WeightsError:
     return WeightsError(
-        f"not a GGUF file: {path}: {why}", "fetch it again, or name another file", code="not_gguf"
+        f"{path.name} is incomplete: {why}",
+        f"copy or download the whole file again: {path}",
+        code="gguf_truncated",
     )
 
 

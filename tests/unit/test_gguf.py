@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flexlab.core.errors import WeightsError
-from flexlab.weights.gguf import check_magic, read_header
+from flexlab.weights.gguf import check_magic, check_whole, read_header
 
 U32, STRING, ARRAY = 4, 8, 9
+F32, Q4_1, Q6_K, FROM_THE_FUTURE = 0, 3, 14, 999
 
 
 def text(value: str) -> bytes:
@@ -32,9 +33,10 @@ def pair(key: str, value: int | str | list[int] | list[str]) -> bytes:
     return text(key) + struct.pack("<IIQ", ARRAY, kind, len(value)) + items
 
 
-def tensor(name: str, *dimensions: int) -> bytes:
+def tensor(name: str, *dimensions: int, kind: int = F32, offset: int = 0) -> bytes:
     shape = b"".join(struct.pack("<Q", size) for size in dimensions)
-    return text(name) + struct.pack("<I", len(dimensions)) + shape + struct.pack("<IQ", 0, 0)
+    where = struct.pack("<IQ", kind, offset)
+    return text(name) + struct.pack("<I", len(dimensions)) + shape + where
 
 
 def gguf(pairs: list[bytes], tensors: list[bytes] | None = None, version: int = 3) -> bytes:
@@ -56,6 +58,7 @@ LLAMA = [
     pair("tokenizer.chat_template", "{{ messages }}"),
 ]
 GOOD = gguf(LLAMA, [tensor("a", 3, 5), tensor("b", 7)])
+WHOLE = GOOD + bytes(-len(GOOD) % 32) + bytes(60)
 
 
 def written(folder: Path, data: bytes) -> Path:
@@ -115,7 +118,8 @@ def test_only_the_header_of_a_huge_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", "middle of its header"),
+        (b"", "it is empty"),
+        (b"GGU", "does not begin with the word GGUF"),
         (b"<!doctype html><html>", "does not begin with the word GGUF"),
         (b"GGUF" + struct.pack(">I", 3) + bytes(16), "format version"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1 << 63, 0), "tensors"),
@@ -127,7 +131,8 @@ def test_only_the_header_of_a_huge_file_is_read(tmp_path: Path) -> None:
         (gguf([pair("a", 1)]), "architecture"),
         (gguf(LLAMA, [tensor("a", *[1 << 40] * 3)]), "no machine could hold"),
         (gguf(LLAMA, [text("a") + struct.pack("<I", 1 << 31)]), "dimensions"),
-        (GOOD[:-1], "middle of its header"),
+        (gguf(LLAMA, [tensor("a", 1, offset=1 << 63)]), "no machine could hold"),
+        (gguf([*LLAMA, pair("general.alignment", 33)]), "33 bytes is no power of two"),
     ],
 )
 def test_a_wrong_file_is_one_sentence(tmp_path: Path, data: bytes, why: str) -> None:
@@ -135,7 +140,61 @@ def test_a_wrong_file_is_one_sentence(tmp_path: Path, data: bytes, why: str) -> 
         read_header(written(tmp_path, data))
     assert caught.value.message.startswith("not a GGUF file")
     assert why in caught.value.message
+    assert caught.value.code == "not_gguf"
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("kept", [4, 7, 23, 24, 60, len(GOOD) - 1])
+def test_a_header_that_was_cut_is_told_from_a_file_of_another_kind(
+    tmp_path: Path, kept: int
+) -> None:
+    path = written(tmp_path, GOOD[:kept])
+    with pytest.raises(WeightsError, match="model.gguf is incomplete: it ends") as caught:
+        check_whole(path)
+    assert caught.value.code == "gguf_truncated"
+    assert str(path) in (caught.value.hint or "")
+
+
+def whole(tensors: list[bytes], data_bytes: int, more: list[bytes] | None = None) -> bytes:
+    """A file with `data_bytes` behind the place where its tensors begin."""
+    head = gguf([*LLAMA, *(more or [])], tensors)
+    return head + bytes(-len(head) % 32) + bytes(data_bytes)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "wanted"),
+    [
+        ([tensor("a", 3, 5)], 60),
+        ([tensor("a", 64, 2, kind=Q4_1)], 80),
+        ([tensor("a", 256, 3, kind=Q6_K)], 630),
+        ([tensor("b", 8, offset=96), tensor("a", 8)], 128),
+        ([tensor("a", 1 << 20, kind=FROM_THE_FUTURE, offset=64)], 64),
+        ([], 0),
+    ],
+)
+def test_a_file_is_whole_when_its_last_tensor_is_there(
+    tmp_path: Path, tensors: list[bytes], wanted: int
+) -> None:
+    check_whole(written(tmp_path, whole(tensors, wanted)))
+    if wanted:
+        with pytest.raises(WeightsError, match="its header wants") as caught:
+            check_whole(written(tmp_path, whole(tensors, wanted - 1)))
+        assert caught.value.code == "gguf_truncated"
+
+
+def test_the_alignment_of_the_file_counts(tmp_path: Path) -> None:
+    head = gguf([*LLAMA, pair("general.alignment", 4096)], [tensor("a", 1)])
+    path = written(tmp_path, head + bytes(-len(head) % 4096) + bytes(4))
+    check_whole(path)
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(WeightsError, match="bytes here, its header wants"):
+        check_whole(path)
+
+
+def test_what_is_missing_is_said_in_sizes_that_differ(tmp_path: Path) -> None:
+    path = written(tmp_path, whole([tensor("a", 1 << 20)], 1 << 21))
+    with pytest.raises(WeightsError, match=r"2\.0M here, its header wants 4\.0M"):
+        check_whole(path, read_header(path))
 
 
 def test_a_missing_file_and_a_folder_are_one_sentence(tmp_path: Path) -> None:
@@ -152,8 +211,8 @@ def test_the_magic_alone_is_a_cheap_check(tmp_path: Path) -> None:
 
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
-    """A good header that was cut, or in which a few bytes were changed."""
-    data = bytearray(GOOD[: draw(st.integers(0, len(GOOD)))])
+    """A good file that was cut, or in which a few bytes were changed."""
+    data = bytearray(WHOLE[: draw(st.just(len(WHOLE)) | st.integers(0, len(WHOLE)))])
     for _ in range(draw(st.integers(0, 4))):
         if data:
             data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
@@ -165,9 +224,10 @@ def test_no_bytes_do_more_than_raise_one_error(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             header = read_header(written(Path(folder), data))
+            check_whole(Path(folder) / "model.gguf")
         except WeightsError as error:
-            problem = error.message
+            assert error.code in ("not_gguf", "gguf_truncated")
         else:
-            problem = None
             assert header.architecture
-        assert problem is None or problem.startswith("not a GGUF file")
+            assert header.whole_bytes is not None
+            assert header.whole_bytes <= len(data)
