@@ -26,12 +26,15 @@ from flexlab.spec.control import Removed, Status, Stopped, WireProblem
 from flexlab.spec.lab import Event, Snapshot, UpStep
 from flexlab.spec.plan import Keep, Wishes
 
-ANSWER_TIMEOUT_S = 30.0
+QUICK_TIMEOUT_S = 5.0
+"""Of /status and /snapshot, which a daemon that works answers at once."""
 CONNECT_TIMEOUT_S = 5.0
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 90.0
 """Of requests that wait for engines to be drained and stopped."""
 POLL_S = 0.05
+STUCK = "daemon_stuck"
+"""Code of the error when a daemon lives and says nothing."""
 
 Say = Callable[[str], None]
 T = TypeVar("T")
@@ -78,11 +81,11 @@ class Client:
 
     def status(self) -> Status:
         """Who answers, and how much it holds."""
-        return self._call("GET", "/status", Status)
+        return self._call("GET", "/status", Status, timeout_s=QUICK_TIMEOUT_S)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, timeout_s: float = QUICK_TIMEOUT_S) -> Snapshot:
         """The whole lab at this moment."""
-        return self._call("GET", "/snapshot", Snapshot)
+        return self._call("GET", "/snapshot", Snapshot, timeout_s=timeout_s)
 
     def up(
         self, model: str, wishes: Wishes, *, keep: Keep | None = None, pin: bool | None = None
@@ -104,12 +107,12 @@ class Client:
     ) -> Stopped:
         """Stops models and waits until they are gone."""
         body = {"models": models, "all": everything, "force": force}
-        return self._call("POST", "/down", Stopped, body, timeout_s=None)
+        return self._call("POST", "/down", Stopped, body)
 
     def shutdown(self, *, stop_models: bool, only_if_idle: bool = False, why: str = "") -> bool:
         """Whether the daemon is going to end. It answers first and ends after that."""
         body = {"stop_models": stop_models, "only_if_idle": only_if_idle, "why": why}
-        answer = self._call("POST", "/shutdown", dict[str, bool], body, timeout_s=None)
+        answer = self._call("POST", "/shutdown", dict[str, bool], body)
         return answer.get("stopping", False)
 
     def rm(self, model: str) -> Removed:
@@ -144,14 +147,17 @@ class Client:
         path: str,
         answer_type: type[T],
         body: Mapping[str, object] | None = None,
-        timeout_s: float | None = ANSWER_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> T:
+        if timeout_s is None:
+            self.status()  # what may take long is asked only of a daemon that answers at all
         with self._request(method, path, body, timeout_s) as response:
             return _decode(response.read(), answer_type)
 
     def _lines(
         self, method: str, path: str, body: Mapping[str, object] | None = None
     ) -> Generator[bytes, None, None]:
+        self.status()
         with self._request(method, path, body, None) as response:
             while line := response.readline():
                 if line.strip():
@@ -171,6 +177,13 @@ class Client:
             if response.status >= 400:
                 raise error_from_wire(response.read())
             yield response
+        except TimeoutError as error:
+            waited_s = timeout_s or CONNECT_TIMEOUT_S
+            raise DaemonUnreachable(
+                f"the daemon (pid {self.info.pid}) does not answer ({waited_s:.0f} s)",
+                f"kill -9 {self.info.pid}; models go on, and the next flexlab up takes them over",
+                code=STUCK,
+            ) from error
         except (OSError, http.client.HTTPException) as error:
             raise self._lost(f"the daemon (pid {self.info.pid}) does not answer", error) from error
         finally:
@@ -287,8 +300,11 @@ def connect(start: bool, say: Say = lambda _text: None) -> Client:
 def _replace(client: Client, say: Say) -> None:
     old = client.info
     say(f"replacing the daemon of FlexLab {old.version} by {__version__}; models keep running")
-    with contextlib.suppress(DaemonUnreachable):
+    try:
         client.shutdown(stop_models=False, why=f"replaced by {__version__}")
+    except DaemonUnreachable as error:
+        if error.code == STUCK:
+            raise
     if not wait_until_ended(old, STOP_TIMEOUT_S):
         raise DaemonUnreachable(
             f"the daemon of FlexLab {old.version} (pid {old.pid}) does not end",

@@ -15,7 +15,7 @@ import msgspec
 
 from flexlab.core import paths
 from flexlab.core.errors import DaemonUnreachable, FlexLabError
-from flexlab.core.text import clean_line
+from flexlab.core.text import clean_line, os_sentence
 from flexlab.spec.control import Ready, WireProblem
 
 LOG_TAIL_BYTES = 2000
@@ -81,7 +81,7 @@ def _spawn(ready_fd: int) -> subprocess.Popen[bytes]:
             )
     except OSError as error:
         raise DaemonUnreachable(
-            f"the daemon cannot be started: {error}",
+            f"the daemon cannot be started: {os_sentence(error)}",
             "FLEXLAB_STATE_DIR chooses another folder for its state",
         ) from error
     _started.append(process)

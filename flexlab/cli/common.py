@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 import typer.core
 
+from flexlab.cli.complaints import unknown_command
 from flexlab.core.errors import UsageError
 from flexlab.spec.source import file_source
 
@@ -34,13 +35,21 @@ class _QuickHelp:
 class VerbCommand(_QuickHelp, typer.core.TyperCommand):
     """One verb."""
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Arguments as their metavars say: Typer calls each optional that has a default."""
+        arguments = [p for p in self.get_params(ctx) if p.param_type_name == "argument"]
+        return ["[OPTIONS]", *(param.metavar or "" for param in arguments)]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Arguments without Python's names for their types (`<list[str]>`)."""
         records: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
         for param in self.get_params(ctx):
             if (record := param.get_help_record(ctx)) is not None:
                 records[param.param_type_name].append(record)
-        arguments = [(name.split(" <")[0], text) for name, text in records["argument"]]
+        arguments = [
+            (name.split(" <")[0].strip("[]."), text.replace("[required]", "").rstrip())
+            for name, text in records["argument"]
+        ]
         for title, lines in (("Arguments", arguments), ("Options", records["option"])):
             if lines:
                 with formatter.section(title):
@@ -49,6 +58,12 @@ class VerbCommand(_QuickHelp, typer.core.TyperCommand):
 
 class VerbGroup(_QuickHelp, typer.core.TyperGroup):
     """A verb with verbs of its own."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        known = self.list_commands(ctx)
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise unknown_command(args[0], known, ctx.command_path)
+        return super().resolve_command(ctx, args)
 
 
 class _VerbApp(typer.Typer):

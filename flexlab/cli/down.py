@@ -22,7 +22,7 @@ app = verb_app()
 def down(
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="MODEL", help="Names or aliases.", show_default=False),
+        typer.Argument(metavar="[MODEL]...", help="Names or aliases.", show_default=False),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every running model.")] = False,
     daemon: Annotated[

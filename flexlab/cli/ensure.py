@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from dataclasses import dataclass
 
 from flexlab import client
 from flexlab.cli import output
+from flexlab.cli.variables import warn_of_variables
 from flexlab.core.errors import (
     EXIT_NO_FIT,
     EXIT_USAGE,
@@ -21,6 +23,7 @@ from flexlab.spec.source import is_source
 ENDING = "daemon_ending"
 """Code with which a daemon refuses that is about to end."""
 END_TIMEOUT_S = 60.0
+_READY = re.compile(r"^\S+: ready\b")
 WRONG_WISH_STATUS = frozenset({400, 404})
 NO_FIT_CODES = frozenset(
     {
@@ -48,6 +51,16 @@ class Ready:
     waited_s: float
 
 
+@dataclass(frozen=True)
+class _Wish:
+    """What is asked of the daemon."""
+
+    word: str
+    wishes: Wishes
+    keep: Keep | None
+    pin: bool | None
+
+
 def check_name(word: str) -> None:
     """Raises UnknownModel here and now, so that a typo starts no daemon."""
     # Recipes need pydantic and YAML; where a daemon runs, it judges the name itself.
@@ -65,28 +78,19 @@ def ensure_up(
     """
     if client.running_version() is None:
         check_name(word)
-    daemon = client.connect(start=True, say=output.say)
-    if is_source(word):
-        show_derived(word, daemon)
+    else:
+        warn_of_variables()
     started_at, started = time.time(), time.monotonic()
+    wish = _Wish(word, wishes, keep, pin)
     try:
-        with output.narrator() as narrator:
-            try:
-                model, instance = _follow(daemon, narrator, word, wishes, keep, pin)
-            except FlexLabError as error:
-                if error.code != ENDING:
-                    raise
-                # Another command ended the daemon in the moment in which this one found it.
-                client.wait_until_ended(daemon.info, END_TIMEOUT_S)
-                daemon = client.connect(start=True, say=output.say)
-                model, instance = _follow(daemon, narrator, word, wishes, keep, pin)
-    except KeyboardInterrupt:
-        output.say(f"withdrawn; flexlab up {word} goes on where this stopped")
-        client.end_if_unused(daemon)
-        raise
-    except FlexLabError:
-        client.end_if_unused(daemon)
-        raise
+        daemon, model, instance = _granted(wish)
+    except FlexLabError as error:
+        if error.code != ENDING:
+            raise
+        # Another command ended the daemon in the moment in which this one found it.
+        if info := client.read_lock_file():
+            client.wait_until_ended(info, END_TIMEOUT_S)
+        daemon, model, instance = _granted(wish)
     ready_at = instance.ready_at if instance else None
     return Ready(
         model=model,
@@ -95,6 +99,23 @@ def ensure_up(
         was_running=ready_at is not None and ready_at < started_at,
         waited_s=time.monotonic() - started,
     )
+
+
+def _granted(wish: _Wish) -> tuple[client.Client, ModelView, InstanceView | None]:
+    """One try. A daemon that was started for it, and holds nothing when it fails, ends again."""
+    daemon = client.connect(start=True, say=output.say)
+    try:
+        if is_source(wish.word):
+            show_derived(wish.word, daemon)
+        with output.narrator() as narrator:
+            return daemon, *_follow(daemon, narrator, wish)
+    except KeyboardInterrupt:
+        output.say(f"withdrawn; flexlab up {wish.word} goes on where this stopped")
+        client.end_if_unused(daemon)
+        raise
+    except FlexLabError:
+        client.end_if_unused(daemon)
+        raise
 
 
 def gateway_root(daemon: client.Client) -> str:
@@ -117,24 +138,22 @@ def show_derived(word: str, daemon: client.Client) -> None:
 
 
 def _follow(
-    daemon: client.Client,
-    narrator: output.Narrator,
-    word: str,
-    wishes: Wishes,
-    keep: Keep | None,
-    pin: bool | None,
+    daemon: client.Client, narrator: output.Narrator, wish: _Wish
 ) -> tuple[ModelView, InstanceView | None]:
-    with contextlib.closing(daemon.up(word, wishes, keep=keep, pin=pin)) as steps:
+    asked = daemon.up(wish.word, wish.wishes, keep=wish.keep, pin=wish.pin)
+    with contextlib.closing(asked) as steps:
         for step in steps:
             if step.kind == "progress" and step.progress is not None:
                 narrator.progress(step.progress)
             elif step.kind == "event":
-                narrator.line(step.text)
+                # That it is ready is what the command itself will say.
+                if not _READY.search(step.text):
+                    narrator.line(step.text)
             elif step.kind == "refused":
                 raise refused(step.refusal, step.text)
             elif step.kind == "ready" and step.model is not None:
                 return step.model, step.instance
-    raise LaunchError(f"the daemon did not say whether {word} is ready", "flexlab ps")
+    raise LaunchError(f"the daemon did not say whether {wish.word} is ready", "flexlab ps")
 
 
 def refused(refusal: Refusal | None, text: str) -> FlexLabError:

@@ -21,7 +21,7 @@ app = verb_app()
 @app.command()
 def logs(
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="Name or alias.", show_default=False)
+        str | None, typer.Argument(metavar="[MODEL]", help="Name or alias.", show_default=False)
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on as lines come, until Ctrl-C.")

@@ -16,14 +16,15 @@ import typer
 from flexlab import __version__
 from flexlab.cli import output
 from flexlab.cli.common import VerbGroup
+from flexlab.cli.complaints import usage_error
+from flexlab.cli.signals import end_as_ctrl_c_does
 from flexlab.core.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_OK,
     FlexLabError,
-    UsageError,
 )
-from flexlab.core.near import near
+from flexlab.core.text import os_sentence
 
 VERBS: Final[dict[str, dict[str, str]]] = {
     "Models": {
@@ -64,14 +65,6 @@ class LazyGroup(VerbGroup):
         command.name = cmd_name
         return command
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name = args[0]
-        if not name.startswith("-") and name not in self.list_commands(ctx):
-            likely = near(name, self.list_commands(ctx), limit=2)
-            meant = f"; did you mean {' or '.join(likely)}?" if likely else ""
-            raise UsageError(f"no command named {name!r}{meant}", "flexlab --help lists them")
-        return super().resolve_command(ctx, args)
-
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for title, verbs in VERBS.items():
             with formatter.section(title):
@@ -109,32 +102,56 @@ def flexlab(
 def main() -> NoReturn:
     """The console script."""
     output.prepare_streams()
-    sys.exit(run(sys.argv[1:]))
+    if sys.stdout is None:
+        # A file that is opened later would be stdout, and get the answer.
+        output.say("error: stdout is closed, so nothing can be answered\nhint: >/dev/null hides it")
+        sys.exit(EXIT_FAILED)
+    words = sys.argv[1:]
+    if "serve" not in itertools.islice(words, 2):  # the daemon ends in an order of its own
+        end_as_ctrl_c_does()
+    sys.exit(run(words))
 
 
 def run(words: list[str]) -> int:
-    """Runs one command line and returns its exit code. The only edge of the CLI."""
+    """Runs one command line and returns its exit code."""
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    try:
+        code = _run(words)
+        output.flush()
+    except output.AnswerLost as lost:
+        output.give_up_stdout()
+        if not lost.reader_left:
+            output.show_error(lost)
+        return EXIT_FAILED
+    return code
+
+
+def _run(words: list[str]) -> int:
+    """The only edge of the CLI. Raises AnswerLost, and nothing else."""
     as_json = "--json" in itertools.takewhile(lambda word: word != "--", words)
     debug = _wants_debug(words)
     try:
         code = app(words, prog_name="flexlab", standalone_mode=False)
-        sys.stdout.flush()
         if code == EXIT_INTERRUPTED:
             # Typer turns Ctrl-C into this code by itself.
             output.say("interrupted")
         return code if isinstance(code, int) else EXIT_OK
+    except output.AnswerLost:
+        raise
     except FlexLabError as error:
         if debug:
             output.show_traceback()
         output.show_error(error, as_json=as_json)
         return error.exit_code
     except typer.TyperException as error:
-        output.show_error(_usage_error(error), as_json=as_json)
+        output.show_error(usage_error(error), as_json=as_json)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         output.say("interrupted")
         return EXIT_INTERRUPTED
     except Exception as error:
+        output.flush()  # Typer prints help by itself: was it stdout that failed?
         if debug:
             output.show_traceback()
         output.show_error(_unexpected(error), as_json=as_json)
@@ -146,21 +163,10 @@ def _wants_debug(words: list[str]) -> bool:
     return "--debug" in itertools.takewhile(lambda word: word.startswith("-"), words)
 
 
-def _usage_error(error: typer.TyperException) -> UsageError:
-    """Typer's own complaint as ours: the usage line, and where to read more."""
-    context: typer.Context | None = getattr(error, "ctx", None)
-    message = " ".join(error.format_message().split()).rstrip(".")
-    message = message[:1].lower() + message[1:]
-    if context is None:
-        return UsageError(message, "flexlab --help")
-    usage = " ".join(context.get_usage().split()).removeprefix("Usage: ")
-    return UsageError(f"{message}\nusage: {usage}", f"{context.command_path} --help")
-
-
 def _unexpected(error: Exception) -> FlexLabError:
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, OSError):
-        return FlexLabError(str(error), "flexlab doctor checks folders, ports and disk")
+        return FlexLabError(os_sentence(error), "flexlab doctor checks folders, ports and disk")
     return FlexLabError(
         f"this is a bug in FlexLab ({what})", "flexlab --debug COMMAND shows where it happened"
     )

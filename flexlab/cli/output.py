@@ -8,6 +8,7 @@ used, so NO_COLOR has nothing to switch off; words and glyphs carry the meaning.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -19,7 +20,7 @@ import msgspec
 
 from flexlab.cli import table
 from flexlab.core.errors import FlexLabError
-from flexlab.core.text import clean, clean_line
+from flexlab.core.text import clean, clean_line, os_sentence
 from flexlab.core.units import show_bytes, show_seconds
 from flexlab.spec.lab import Progress
 
@@ -31,7 +32,15 @@ LARGEST_BAR_CELLS = 30
 
 
 def prepare_streams() -> None:
-    """A terminal that cannot show a character gets `?` for it, never a UnicodeEncodeError."""
+    """A terminal that cannot show a character gets `?` for it, never a UnicodeEncodeError.
+
+    Where stdin or stderr is closed it becomes the null device: else the next file that is opened
+    would take its number, and be read or written as if it were that stream.
+    """
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for life
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for life
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -40,36 +49,65 @@ def prepare_streams() -> None:
 
 def answer(text: str = "") -> None:
     """One line (or block) of the answer, on stdout, without control characters."""
-    print(clean(text))
+    _write(clean(text) + "\n")
 
 
 def answer_json(value: object) -> None:
     """The answer as indented JSON on stdout; plain ASCII where stdout is not UTF-8."""
     builtins: Any = msgspec.to_builtins(value)
-    print(json.dumps(builtins, indent=2, ensure_ascii=not _is_unicode(sys.stdout)))
+    _write(json.dumps(builtins, indent=2, ensure_ascii=not _is_unicode(sys.stdout)) + "\n")
 
 
 def answer_piece(text: str) -> None:
     """A piece of a streamed answer, shown at once."""
-    sys.stdout.write(clean(text))
-    sys.stdout.flush()
-
-
-def flush() -> None:
-    """Whoever reads a pipe sees what was answered so far."""
-    sys.stdout.flush()
+    _write(clean(text))
+    flush()
 
 
 def answer_table(columns: Sequence[table.Column], rows: Sequence[Sequence[str]]) -> None:
     """A table on stdout, as wide as the terminal (or $COLUMNS) allows."""
     ellipsis = "…" if _is_unicode(sys.stdout) else "~"
-    for line in table.render(columns, rows, width=_width(sys.stdout), ellipsis=ellipsis):
-        print(line)
+    lines = table.render(columns, rows, width=_width(sys.stdout), ellipsis=ellipsis)
+    _write("".join(f"{line}\n" for line in lines))
+
+
+def flush() -> None:
+    """Whoever reads a pipe sees what was answered so far. Raises AnswerLost."""
+    with _answering():
+        sys.stdout.flush()
+
+
+def give_up_stdout() -> None:
+    """What is still buffered goes nowhere, so that the interpreter's end does not fail over it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+def _write(text: str) -> None:
+    with _answering():
+        sys.stdout.write(text)
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise AnswerLost(error) from error
 
 
 def say(text: str) -> None:
-    """One line of narration on stderr."""
-    print(clean(text), file=sys.stderr, flush=True)
+    """One line of narration on stderr; lost where stderr is (a terminal that was closed)."""
+    with contextlib.suppress(OSError, ValueError):
+        print(_fold(clean(text), sys.stderr), file=sys.stderr, flush=True)
+
+
+def _fold(text: str, stream: TextIO) -> str:
+    """Broken between words where a terminal would break it in the middle of one."""
+    width = _width(stream) if is_terminal(stream) else None
+    return text if width is None else "\n".join(table.fold(text, width))
 
 
 def show_error(error: FlexLabError, *, as_json: bool = False) -> None:
@@ -98,6 +136,15 @@ def show_traceback() -> None:
     traceback.print_exc()
 
 
+class AnswerLost(FlexLabError):
+    """stdout does not take the answer: a full disk, a reader that left."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"the answer cannot be written: {os_sentence(error)}", code="stdout")
+        self.reader_left = error.errno == errno.EPIPE
+        """As with `flexlab logs MODEL | head`: nothing to complain about."""
+
+
 class Narrator:
     """Lines and one progress bar on stderr. Use as a context manager: the bar is cleared."""
 
@@ -121,7 +168,8 @@ class Narrator:
         if line and line != self._last_line:
             self.clear()
             self._last_line = line
-            print(line, file=self._stream, flush=True)
+            with contextlib.suppress(OSError, ValueError):
+                print(_fold(line, self._stream), file=self._stream, flush=True)
 
     def progress(self, progress: Progress) -> None:
         """Redraws the bar, at most ten times a second; elsewhere a line now and then."""
@@ -137,9 +185,10 @@ class Narrator:
             # One cell stays free: a terminal wraps when its last column is written.
             cells = (_width(self._stream) or 80) - 1
             text = progress_line(progress, cells, is_unicode=_is_unicode(self._stream))
-            self._stream.write(f"\r{text}\x1b[K")
-            self._stream.flush()
             self._bar_is_drawn = True
+            with contextlib.suppress(OSError, ValueError):
+                self._stream.write(f"\r{text}\x1b[K")
+                self._stream.flush()
         else:
             self.line(progress_line(progress, None, is_unicode=False))
 
@@ -202,10 +251,10 @@ def narrator() -> Iterator[Narrator]:
         yield narrator_
 
 
-def is_terminal(stream: TextIO) -> bool:
+def is_terminal(stream: TextIO | None) -> bool:
     """Whether a person sits at `stream` (a closed stream is none)."""
     try:
-        return stream.isatty()
+        return stream is not None and stream.isatty()
     except ValueError:
         return False
 

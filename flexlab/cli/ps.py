@@ -11,18 +11,20 @@ from flexlab import client
 from flexlab.cli import output
 from flexlab.cli.common import JsonOption, verb_app
 from flexlab.cli.table import Column
+from flexlab.cli.variables import warn_of_variables
+from flexlab.core.text import clean_line
 from flexlab.core.units import show_bytes, show_seconds
 from flexlab.spec.lab import InstanceView, ModelView, Snapshot
 
 COLUMNS = (
     Column("MODEL", flexible=True),
     Column("STATE"),
-    Column("BACKEND", drop=4),
-    Column("GPU", drop=3),
+    Column("BACKEND", drop=7),
+    Column("DEVICE", drop=3),
     Column("MEM", drop=2, right=True),
     Column("IN-FLIGHT", drop=6, right=True),
-    Column("IDLE/UNTIL", drop=5, right=True),
-    Column("WHY", drop=7, flexible=True),
+    Column("UNTIL", drop=4),
+    Column("WHY", drop=5, flexible=True),
 )
 NOTHING: dict[str, object] = {
     "daemon": None,
@@ -46,6 +48,7 @@ def ps(
 
     Without a daemon nothing can run: that is said on stderr and is no error.
     """
+    warn_of_variables()
     daemon = client.find()
     if daemon is None:
         output.say("the daemon is not running; flexlab up MODEL starts it")
@@ -60,6 +63,7 @@ def ps(
         output.answer_json(_as_json(snapshot, models))
     elif models:
         output.answer_table(COLUMNS, [row for model in models for row in _rows(model, snapshot)])
+        _say_what_failed(models)
     else:
         output.say("no model is running; flexlab up MODEL starts one")
 
@@ -113,13 +117,30 @@ def _count(model: ModelView) -> str:
 
 
 def _until(model: ModelView) -> str:
-    """How long it has been idle and when it is unloaded; else the bound of its present state."""
-    now = time.time()
+    """`idle 2 s, unloads in 14m`, `next try in 4 s`, `kept, pinned`: how long it stays so."""
+    parts = []
     if model.idle_since is not None:
-        idle = show_seconds(max(0.0, now - model.idle_since))
-        if model.unload_at is None:
-            return idle
-        return f"{idle}/{show_seconds(max(0.0, model.unload_at - now))}"
-    if model.until is not None:
-        return f"-/{show_seconds(max(0.0, model.until - now))}"
-    return ""
+        parts.append(f"idle {_span(time.time() - model.idle_since)}")
+        if model.unload_at is not None:
+            parts.append(f"unloads in {_span(model.unload_at - time.time())}")
+    elif model.until is not None:
+        left = _span(model.until - time.time())
+        parts.append(f"next try in {left}" if model.word == "failed" else f"at most {left}")
+    if model.keep == "warm":
+        parts.append("kept")
+    if model.pinned:
+        parts.append("pinned")
+    return ", ".join(parts)
+
+
+def _span(seconds: float) -> str:
+    """Whole seconds below a minute, then minutes, hours: a glance needs no more."""
+    whole = max(0, round(seconds))
+    return show_seconds(whole if whole < 60 else whole // 60 * 60)
+
+
+def _say_what_failed(models: list[ModelView]) -> None:
+    """Whole, while the table may have had no room for it."""
+    for model in models:
+        if model.word == "failed":
+            output.say(f"{model.name} failed: {clean_line(model.why)} (flexlab logs {model.name})")

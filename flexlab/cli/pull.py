@@ -25,7 +25,7 @@ app = verb_app()
 def pull(
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="MODEL", help="Names, aliases, or sources.", show_default=False),
+        typer.Argument(metavar="MODEL...", help="Names, aliases, or sources.", show_default=False),
     ] = None,
     variant: Annotated[
         str | None, typer.Option(metavar="NAME", help="Not the first variant, but this one.")
@@ -66,7 +66,7 @@ def pull(
 
             save_derived(word)
     if as_json:
-        output.answer_json(fetched)
+        output.answer_json({"models": fetched})
 
 
 def _variant(recipe: ModelRecipe, wanted: str | None) -> Variant:

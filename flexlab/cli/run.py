@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
+import stat
 import sys
 from typing import Annotated
 
 import typer
 
 from flexlab.cli import output
+from flexlab.cli.chat import Chat, ask
 from flexlab.cli.common import (
     JsonOption,
     key_values,
@@ -18,15 +22,12 @@ from flexlab.cli.common import (
     verb_app,
 )
 from flexlab.cli.ensure import Ready, ensure_up
-from flexlab.cli.stream import Answer, AnswerStream
+from flexlab.cli.stream import Answer
 from flexlab.cli.up import runtime_name
-from flexlab.core.errors import FlexLabError, UsageError
+from flexlab.core.errors import UsageError
 from flexlab.spec.plan import Wishes
 
-LEAVE_WORDS = ("/bye", "/exit", "/quit")
-HELP = "/bye leaves, /clear forgets the conversation; Ctrl-C stops an answer, or leaves"
-
-Message = dict[str, str]
+PIPE_PATIENCE_S = 2.0
 
 app = verb_app()
 
@@ -40,8 +41,8 @@ def run(
     prompt: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="PROMPT",
-            help="What to ask. Without one it is read from a pipe, or you chat.",
+            metavar="[PROMPT]...",
+            help="What to ask. A pipe's text is put behind it. Without both, you chat.",
             show_default=False,
         ),
     ] = None,
@@ -63,93 +64,47 @@ def run(
     question = _question(prompt or [])
     if question is None and as_json:
         raise UsageError("--json needs a prompt", "flexlab run MODEL PROMPT --json")
+    word = model_word(model or "")
     wishes = Wishes(runtime=runtime_name(runtime), settings=key_values(settings or []))
-    ready = ensure_up(model_word(model or ""), wishes)
-    options: dict[str, object] = {}
-    if max_tokens is not None:
-        options["max_tokens"] = max_tokens
-    if temperature is not None:
-        options["temperature"] = temperature
-    messages: list[Message] = [{"role": "system", "content": typed(system)}] if system else []
+    ready = ensure_up(word, wishes)
+    given = {"max_tokens": max_tokens, "temperature": temperature}
+    options: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    messages = [{"role": "system", "content": typed(system)}] if system else []
     if question is None:
-        _chat(ready, messages, options)
+        Chat(word, wishes, ready, options, messages).talk()
         return
     messages.append({"role": "user", "content": question})
-    answer = _ask(ready, messages, options, shown=not as_json)
+    answer = ask(ready, messages, options, shown=not as_json)
     if as_json:
         output.answer_json(_as_json(ready, answer))
 
 
 def _question(prompt: list[str]) -> str | None:
-    """The prompt's words, else what a pipe holds; None means that a person wants to chat."""
-    if prompt and prompt != ["-"]:
-        return typed(" ".join(prompt))
-    if prompt != ["-"] and output.is_terminal(sys.stdin):
+    """The prompt's words and what a pipe holds; None means that a person wants to chat."""
+    words = "" if prompt == ["-"] else typed(" ".join(prompt)).strip()
+    if not prompt and output.is_terminal(sys.stdin):
         return None
-    text = sys.stdin.buffer.read().decode("utf-8", errors="replace").strip()
-    if not text:
+    piped = "" if words and not _is_piped() else _read_stdin()
+    if not words and not piped:
         raise UsageError("the prompt is empty", "flexlab run MODEL 'your question'")
-    return text
+    return "\n\n".join(part for part in (words, piped) if part)
 
 
-def _ask(
-    ready: Ready, messages: list[Message], options: dict[str, object], *, shown: bool = True
-) -> Answer:
-    body = {"model": ready.model.name, "messages": messages, **options}
-    stream = AnswerStream(ready.address, "/v1/chat/completions", body)
-    pieces = iter(stream)
+def _is_piped() -> bool:
+    """Whether stdin is something that holds text: no terminal, no null device."""
     try:
-        for piece in pieces:
-            if shown:
-                output.answer_piece(piece)
-    finally:
-        pieces.close()
-        if shown and stream.answer.text:
-            output.answer_piece("\n")
-    return stream.answer
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except OSError:  # no descriptor behind it
+        return True
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
 
-def _chat(ready: Ready, messages: list[Message], options: dict[str, object]) -> None:
-    """A conversation. Ctrl-C stops the answer that streams; without one, it leaves."""
-    with contextlib.suppress(ImportError):
-        # Line editing and history for input(); some Pythons are built without it.
-        import readline  # noqa: F401
-
-    output.say(f"chatting with {ready.model.name}; {HELP}")
-    kept = len(messages)
-    while (words := _read_line()) is not None:
-        if words in LEAVE_WORDS:
-            return
-        if words == "/clear":
-            del messages[kept:]
-        elif words.startswith("/"):
-            output.say(HELP)
-        elif words:
-            messages.append({"role": "user", "content": words})
-            _turn(ready, messages, options)
-
-
-def _turn(ready: Ready, messages: list[Message], options: dict[str, object]) -> None:
-    """One question and its answer; a failed question is forgotten and can be asked again."""
-    try:
-        answer = _ask(ready, messages, options)
-    except KeyboardInterrupt:
-        output.say("(stopped)")
-        messages.pop()
-    except FlexLabError as error:
-        output.show_error(error)
-        messages.pop()
-    else:
-        messages.append({"role": "assistant", "content": answer.text})
-
-
-def _read_line() -> str | None:
-    """A line that the user typed; None when they leave by Ctrl-D or Ctrl-C."""
-    try:
-        return typed(input("> ")).strip()
-    except (EOFError, KeyboardInterrupt):
-        output.say("")
-        return None
+def _read_stdin() -> str:
+    """All of it. Where nothing comes for a while, it is said what is waited for."""
+    with contextlib.suppress(OSError):
+        if not select.select([sys.stdin.fileno()], [], [], PIPE_PATIENCE_S)[0]:
+            output.say("reading the prompt from stdin, until its end; </dev/null leaves it out")
+    return sys.stdin.buffer.read().decode("utf-8", errors="replace").strip()
 
 
 def _as_json(ready: Ready, answer: Answer) -> dict[str, object]:

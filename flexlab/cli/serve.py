@@ -17,10 +17,10 @@ app = verb_app()
 @app.command()
 def serve(
     host: Annotated[
-        str | None, typer.Option(help="Address to listen at.  [default: 127.0.0.1]")
+        str | None, typer.Option(metavar="ADDRESS", help="Where to listen.  [default: 127.0.0.1]")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port.  [default: 8484]")
+        int | None, typer.Option(min=0, max=65535, metavar="N", help="Port.  [default: 8484]")
     ] = None,
     external: Annotated[
         list[str] | None,

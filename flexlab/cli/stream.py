@@ -5,15 +5,24 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from flexlab.core.errors import FlexLabError, ProxyError
+from flexlab.core.text import os_sentence
 
 CONNECT_TIMEOUT_S = 10.0
+PATIENCE_S = 10.0
+"""Without a token for this long, the user is told that the wait goes on."""
+
+GATEWAY_GONE = "gateway_gone"
+"""Code of the error when nobody listens: the daemon has ended."""
+
+Say = Callable[[str], None]
 
 
 @dataclass
@@ -36,8 +45,18 @@ class AnswerStream:
     Closing it early hangs up, which ends the generation.
     """
 
-    def __init__(self, address: str, path: str, body: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        address: str,
+        path: str,
+        body: Mapping[str, object],
+        *,
+        say: Say = lambda _text: None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self.answer = Answer()
+        self._say = say
+        self._patience_s = patience_s
         self._address = address
         self._path = path
         self._body = {**body, "stream": True, "stream_options": {"include_usage": True}}
@@ -45,10 +64,11 @@ class AnswerStream:
     def __iter__(self) -> Generator[str, None, None]:
         started_at = time.monotonic()
         first_at: float | None = None
-        with _post(self._address, self._path, self._body) as response:
+        with self._patience() as patience, _post(self._address, self._path, self._body) as response:
             for event in _events(response):
                 piece = self._take(event)
                 if piece and first_at is None:
+                    patience.cancel()
                     first_at = time.monotonic()
                     self.answer.ttft_s = first_at - started_at
                 if piece:
@@ -58,6 +78,18 @@ class AnswerStream:
             seconds = time.monotonic() - first_at
             tokens = (self.answer.completion_tokens or 0) - 1
             self.answer.tokens_per_s = tokens / seconds if tokens > 0 and seconds > 0 else None
+
+    @contextlib.contextmanager
+    def _patience(self) -> Iterator[threading.Timer]:
+        """Says once that the first token is late. There is no limit: prompts may be long."""
+        text = f"waiting for the first token ({self._patience_s:.0f} s) ..."
+        timer = threading.Timer(self._patience_s, self._say, (text,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield timer
+        finally:
+            timer.cancel()
 
     def _take(self, event: dict[str, Any]) -> str:
         if isinstance(error := event.get("error"), dict):
@@ -85,7 +117,7 @@ def _post(
         where.hostname or "127.0.0.1", where.port, timeout=CONNECT_TIMEOUT_S
     )
     try:
-        connection.connect()
+        _connect(connection, address)
         # A model may have to load first; its deadline is the gateway's queue_timeout.
         connection.sock.settimeout(None)
         headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
@@ -96,10 +128,25 @@ def _post(
         yield response
     except (OSError, http.client.HTTPException) as error:
         raise ProxyError(
-            f"the answer from {address} was cut: {error}", "flexlab ps shows what runs"
+            f"the answer from {address} was cut: {_why(error)}", "flexlab ps shows what runs"
         ) from error
     finally:
         connection.close()
+
+
+def _connect(connection: http.client.HTTPConnection, address: str) -> None:
+    try:
+        connection.connect()
+    except OSError as error:
+        raise ProxyError(
+            f"nothing answers at {address}: {_why(error)}",
+            "flexlab up MODEL starts the daemon",
+            code=GATEWAY_GONE,
+        ) from error
+
+
+def _why(error: Exception) -> str:
+    return os_sentence(error) if isinstance(error, OSError) else str(error)
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:

@@ -45,6 +45,30 @@ def cut(text: str, cells: int, ellipsis: str = "…") -> str:
     return ("".join(kept) + ellipsis)[: max(cells, 0)]
 
 
+def fold(text: str, width: int) -> list[str]:
+    """`text` in lines of at most `width` cells, broken between words alone.
+
+    What follows a break is indented below its line. A word that is longer than a line is left
+    whole: it may be a path or a command to copy.
+    """
+    return [part for line in text.split("\n") for part in _fold_line(line, width)]
+
+
+def _fold_line(line: str, width: int) -> list[str]:
+    if cell_width(line) <= width:
+        return [line]
+    margin = line[: len(line) - len(line.lstrip())]
+    head, *words = line.split()
+    lines, current = [], margin + head
+    for word in words:
+        if cell_width(current) + 1 + cell_width(word) <= width:
+            current += f" {word}"
+        else:
+            lines.append(current)
+            current = f"{margin}  {word}"
+    return [*lines, current]
+
+
 def render(
     columns: Sequence[Column],
     rows: Sequence[Sequence[str]],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import Annotated, cast, get_args
+from typing import Annotated, cast
 
 import typer
 
@@ -13,7 +13,6 @@ from flexlab.cli.common import JsonOption, key_values, model_word, need_words, v
 from flexlab.cli.ensure import Ready, ensure_up
 from flexlab.cli.stream import Answer, AnswerStream
 from flexlab.core.errors import FlexLabError, UsageError
-from flexlab.core.near import near
 from flexlab.core.units import show_seconds
 from flexlab.spec.lab import ModelView
 from flexlab.spec.plan import Keep, RuntimeName, Wishes
@@ -21,7 +20,8 @@ from flexlab.spec.source import is_source
 
 PROBE_TOKENS = 24
 PROBE_PROMPT = "Count from one to ten."
-RUNTIMES: tuple[str, ...] = get_args(RuntimeName)
+RUNTIMES = ("process",)
+"""Those of this version; more have names (RuntimeName), and will come."""
 KEEP: dict[bool | None, Keep | None] = {None: None, True: "warm", False: "cold"}
 
 app = verb_app()
@@ -88,15 +88,17 @@ def up(
     if as_json:
         output.answer_json(_as_json(ready, probe))
     else:
-        _tell(ready, probe)
+        _tell(ready, probe, says_hold=keep is not None or pin is not None)
 
 
 def runtime_name(word: str | None) -> RuntimeName | None:
-    """Raises UsageError with the nearest name."""
+    """Raises UsageError with the names that there are."""
     if word is None or word in RUNTIMES:
         return cast("RuntimeName | None", word)
-    likely = near(word, RUNTIMES, limit=1) or ("process",)
-    raise UsageError(f"no runtime named {word!r}", f"--runtime {likely[0]}")
+    raise UsageError(
+        f"runtime {word!r} is not in this version: {', '.join(RUNTIMES)}",
+        f"--runtime {RUNTIMES[0]}, or no --runtime at all",
+    )
 
 
 def route_and_body(model: ModelView) -> tuple[str, dict[str, object]] | None:
@@ -123,20 +125,27 @@ def _probe(ready: Ready) -> Answer | None:
     if request is None or request[0] == "/v1/embeddings":
         return None
     route, body = request
-    stream = AnswerStream(ready.address, route, {**body, "max_tokens": PROBE_TOKENS})
+    body = {**body, "max_tokens": PROBE_TOKENS}
+    stream = AnswerStream(ready.address, route, body, say=output.say)
     try:
         for _piece in stream:
             pass
+    except KeyboardInterrupt:
+        name = shlex.quote(ready.model.name)
+        output.say(f"{name} is ready and stays; flexlab down {name} stops it")
+        raise
     except FlexLabError as error:
         output.say(f"note: the speed probe failed: {error}")
         return None
     return stream.answer
 
 
-def _tell(ready: Ready, probe: Answer | None) -> None:
+def _tell(ready: Ready, probe: Answer | None, *, says_hold: bool) -> None:
     model = ready.model
     if ready.was_running:
         output.answer(f"{model.name} is running at {ready.address}/v1")
+        if says_hold:
+            output.answer("\n".join(_hold(model)))
         return
     where = _where(ready)
     output.answer(f"{model.name} is ready{where}\n")
@@ -145,9 +154,21 @@ def _tell(ready: Ready, probe: Answer | None) -> None:
     if probe is not None and probe.ttft_s is not None:
         rate = f", then {probe.tokens_per_s:.1f} tokens/s" if probe.tokens_per_s else ""
         output.answer(f"  speed     first token after {probe.ttft_s:.2f} s{rate}")
+    if says_hold:
+        output.answer("\n".join(f"  {line}" for line in _hold(model)))
     output.answer(f"  stop it   flexlab down {shlex.quote(model.name)}")
     if request := route_and_body(model):
         output.answer(f"  try it    (paste this line)\n\n{curl_line(ready.address, *request)}")
+
+
+def _hold(model: ModelView) -> list[str]:
+    """What --keep and --pin, of now or of before, mean for it."""
+    lines = []
+    if model.keep == "warm":
+        lines.append("kept      it stays when idle, and comes back after it made room")
+    if model.pinned:
+        lines.append("pinned    it stays when idle, and never makes room for another model")
+    return lines or ["not kept  it is unloaded when idle, or to make room for another model"]
 
 
 def _where(ready: Ready) -> str:
@@ -164,6 +185,8 @@ def _as_json(ready: Ready, probe: Answer | None) -> dict[str, object]:
         "model": ready.model.name,
         "endpoint": f"{ready.address}/v1",
         "was_running": ready.was_running,
+        "keep": ready.model.keep,
+        "pinned": ready.model.pinned,
         "waited_s": round(ready.waited_s, 3),
         "variant": ready.instance.variant if ready.instance else None,
         "instance": ready.instance,

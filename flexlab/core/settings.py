@@ -25,7 +25,7 @@ from flexlab.core.near import did_you_mean, near
 from flexlab.core.text import clean_line
 from flexlab.core.units import MIB
 from flexlab.core.validate import judge, known_keys, sentence
-from flexlab.core.yaml import load, report
+from flexlab.core.yaml import Document, load, report
 
 PREFIX = "FLEXLAB_"
 # Variables of ours that are no settings: folders, and marks put on what FlexLab starts.
@@ -34,7 +34,7 @@ _NO_SETTINGS = {
     "FLEXLAB_OWNER", "FLEXLAB_SYSROOT",
 }  # fmt: skip
 _TEST_PREFIX = "FLEXLAB_TEST_"
-_HINT = "flexlab config show lists every setting, its value and where it was set"
+_HINT = "flexlab config check names all that is wrong, flexlab config show every value"
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(?:\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*")
 _ORIGIN = re.compile(r"https?://[^/\s?#@]+")
 
@@ -175,6 +175,14 @@ def load_settings(options: Mapping[str, object] | None = None) -> Loaded:
 
     Raises SettingsError with every wrong setting, where it was set, and what is valid.
     """
+    loaded, problems = survey_settings(options)
+    if problems:
+        raise SettingsError("\n".join(problems), _HINT)
+    return loaded
+
+
+def survey_settings(options: Mapping[str, object] | None = None) -> tuple[Loaded, list[str]]:
+    """As `load_settings`, for showing: what is right counts, what is wrong is told beside it."""
     file = paths.settings_file()
     problems: list[str] = []
     chosen: dict[str, Any] = {}
@@ -188,9 +196,7 @@ def load_settings(options: Mapping[str, object] | None = None) -> Loaded:
     ):
         chosen |= values
         sources |= labels
-    if problems:
-        raise SettingsError("\n".join(problems), _HINT)
-    return Loaded(Settings().model_copy(update=chosen), sources, tuple(warnings))
+    return Loaded(Settings().model_copy(update=chosen), sources, tuple(warnings)), problems
 
 
 def _from_file(file: Path, problems: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -204,7 +210,7 @@ def _from_file(file: Path, problems: list[str]) -> tuple[dict[str, Any], dict[st
     settings, flaws = judge(Settings, document)
     if settings is None or flaws:
         problems.append(report(document.name, flaws))
-        return {}, {}
+        settings = _what_is_right(document)
     names = sorted(settings.model_fields_set)
     return (
         {name: getattr(settings, name) for name in names},
@@ -213,6 +219,17 @@ def _from_file(file: Path, problems: list[str]) -> tuple[dict[str, Any], dict[st
             for name in names
         },
     )
+
+
+def _what_is_right(document: Document) -> Settings:
+    """The settings of a file in which others are wrong."""
+    values = document.data if isinstance(document.data, dict) else {}
+    right = {
+        key: value
+        for key, value in values.items()
+        if judge(Settings, Document(document.name, {key: value}))[0] is not None
+    }
+    return judge(Settings, Document(document.name, right))[0] or Settings()
 
 
 def _from_words(
@@ -233,7 +250,13 @@ def _from_words(
                 problems.append(f"{called(key)} is no setting{did_you_mean(key, _FIELD_OF_KEY)}")
             else:
                 problems.append(f"{called(key)}: {sentence(problem)}")
-        return {}, {}
+        wrong = {str(problem["loc"][0]) for problem in failure.errors(include_url=False)}
+        given = {
+            name: value
+            for name, value in given.items()
+            if not wrong & {name, _KEY_OF_FIELD.get(name, name)}
+        }
+        settings = Settings.model_validate(given)
     names = [name for name in _KEY_OF_FIELD if name in given]
     return (
         {name: getattr(settings, name) for name in names},

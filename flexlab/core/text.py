@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 
+# Only writing fails in these ways.
+_WRITING = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # C0 and C1 controls, DEL, and the bidirectional overrides that can hide what a line says.
 # Newline and tab stay: they are harmless and common in answers.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -22,3 +26,18 @@ def clean(text: str) -> str:
 def clean_line(text: str) -> str:
     """As `clean`, on one line."""
     return " ".join(clean(text).split())
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 check`, `2 checks`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def os_sentence(error: OSError) -> str:
+    """What the system refused: `cannot write /x: read-only file system`, without error numbers."""
+    why = (error.strerror or str(error) or type(error).__name__).strip()
+    why = why[:1].lower() + why[1:]
+    if error.filename is None:
+        return why
+    act = "write" if error.errno in _WRITING else "use"
+    return f"cannot {act} {clean_line(os.fsdecode(error.filename))}: {why}"

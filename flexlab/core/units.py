@@ -49,15 +49,15 @@ def show_bytes(count: int | float | None) -> str:
 
 
 def show_seconds(seconds: float | None) -> str:
-    """`0.4 s`, `12 s`, `3m 20s`, `2h 5m`, `4d 3h`; `?` when unknown."""
+    """`0.4 s`, `5 s`, `3m 20s`, `15m`, `4d 3h`, without zero parts; `?` when unknown."""
     if seconds is None:
         return "?"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    whole = int(seconds)
+    tenths = round(seconds, 1)
+    if tenths < 10:
+        return f"{tenths:.0f} s" if tenths == int(tenths) else f"{tenths:.1f} s"
+    whole = round(seconds)
     for big, small, names in ((86400, 3600, "dh"), (3600, 60, "hm"), (60, 1, "ms")):
         if whole >= big:
-            return f"{whole // big}{names[0]} {whole % big // small}{names[1]}"
+            rest = whole % big // small
+            return f"{whole // big}{names[0]}" + (f" {rest}{names[1]}" if rest else "")
     return f"{whole} s"

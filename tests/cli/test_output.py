@@ -89,7 +89,7 @@ def test_a_progress_line_shows_bytes_rate_and_time_left() -> None:
         eta_s=5.0,
     )
     assert output.progress_line(progress, 79, is_unicode=False) == (
-        "smollm2  ###############---------------  50.0M of 100.0M  10.0M/s  5.0 s left"
+        "smollm2  ###############---------------  50.0M of 100.0M  10.0M/s  5 s left"
     )
     assert output.progress_line(progress, 39, is_unicode=False).startswith("smollm2  ##")
 
