@@ -17,9 +17,10 @@ from flexlab.core.errors import RecipeError, UnknownModel, UsageError
 from flexlab.core.near import did_you_mean, near
 from flexlab.core.text import clean_line
 from flexlab.core.yaml import KeyPath, dump, load
-from flexlab.recipes.derive import derive, means_source, source_of
+from flexlab.recipes.derive import derive
 from flexlab.recipes.schema import BackendRecipe, ModelRecipe
 from flexlab.recipes.shelf import R, RecipeFile, Shelf, Skipped, read
+from flexlab.recipes.words import means_source, source_of
 
 MODELS, BACKENDS = "models", "backends"
 _BACKEND_KEYS = {"ready", "times", "routes"}

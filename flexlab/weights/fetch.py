@@ -60,14 +60,14 @@ def fetch_all(
 
 def _fetch(weight: Weight, store: Store, meter: Meter, patience: Patience) -> Path:
     source = parse_source(weight.source)
-    if source.format == "pickle" and not weight.allow_pickle:
+    if (weight.format or source.format) == "pickle" and not weight.allow_pickle:
         raise WeightsError(
             f"{weight.source} is a pickle file, which can run any code when it is loaded",
             "look for the same model as safetensors or GGUF",
             code="weights_pickle",
         )
     if (path := store.installed(weight)) is not None:
-        _check_format(source, path)
+        _check_format(weight, path)
         meter.begin(weight.archive_bytes or weight.size_bytes or 0)
         meter.end()
         return path
@@ -121,7 +121,7 @@ def _fetch_alone(
     else:
         item = HubFetch(source, weight, store, meter, patience).run()
     path = store.absolute(item.path)
-    _check_format(source, path)
+    _check_format(weight, path)
     verified = all(file.sha256 for file in item.files)
     store.save(msgspec.structs.replace(item, installed_at=time.time(), verified=verified))
     return path
@@ -178,8 +178,9 @@ def _is_adopted(target: Path, weight: Weight, meter: Meter) -> bool:
     return files.hash_file(target, lambda _: None) == weight.sha256
 
 
-def _check_format(source: Source, path: Path) -> None:
-    if source.format == "gguf" and not path.is_dir():
+def _check_format(weight: Weight, path: Path) -> None:
+    kind = weight.format or parse_source(weight.source).format
+    if kind == "gguf" and not path.is_dir():
         gguf.check_magic(path)
 
 

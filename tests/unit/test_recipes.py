@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from flexlab.core.errors import RecipeError, UnknownModel, UsageError
 from flexlab.recipes.catalogue import Catalogue, as_yaml, check_file, save
 from flexlab.recipes.derive import derive
 from flexlab.recipes.schema import LlamaCppVariant, ModelRecipe
+from flexlab.recipes.words import means_path
 from flexlab.spec.source import parse_source
 
 SHIPPED = Path(__file__).resolve().parents[2] / "recipes"
@@ -71,7 +73,7 @@ def test_an_unknown_name_says_what_is_near() -> None:
     assert caught.value.near == ("smollm2", "smollm2-135m")
 
 
-@pytest.mark.parametrize("name", ["", "..", ".", "\x1b[31m", "a b", "x" * 5000])
+@pytest.mark.parametrize("name", ["", "...", "\x1b[31m", "a b", "x" * 5000])
 def test_no_name_is_anything_but_unknown(name: str) -> None:
     with pytest.raises(UnknownModel) as caught:
         Catalogue.load().resolve(name)
@@ -271,8 +273,14 @@ def test_all_parts_of_a_split_model_are_its_weights() -> None:
         ("pypi://a==1/b.gguf", "needs a recipe that states its sha256", "flexlab recipes show"),
         ("/no/such/file.gguf", "there is no file /no/such/file.gguf", "existing .gguf file"),
         ("absent.gguf", "there is no file", "existing .gguf file"),
-        ("org/repo", "there is no file", "hf://org/repo/FILE.gguf"),
+        ("org/repo", "there is no file org/repo", "hf://org/repo/FILE.gguf"),
         ("../../../../../../etc/passwd", "is not one GGUF file", "FILE.gguf"),
+        (".", "is a folder", "name a .gguf file in it"),
+        ("..", "is a folder", "name a .gguf file in it"),
+        ("file:///", "/ is a folder", "name a .gguf file in it"),
+        ("ollama://llama3", "later version", "hf://ORG/REPO/FILE"),
+        ("https://example.org/m.gguf", "is not a source", "hf://ORG/REPO/FILE.gguf"),
+        ("https://huggingface.co/a/b/blob/main/m.gguf", "web page", "write hf://a/b@main/m.gguf"),
     ],
 )
 def test_a_source_that_cannot_be_used_says_why(word: str, problem: str, hint: str) -> None:
@@ -280,6 +288,68 @@ def test_a_source_that_cannot_be_used_says_why(word: str, problem: str, hint: st
         Catalogue.load().resolve(word)
     assert problem in str(caught.value)
     assert hint in (caught.value.hint or "")
+
+
+def test_a_folder_and_a_wrong_name_lead_to_the_files_that_are_there(tmp_path: Path) -> None:
+    folder = tmp_path / "models.gguf"
+    folder.mkdir()
+    for name in ("llama.gguf", "qwen.gguf", "notes.txt"):
+        (folder / name).touch()
+    with pytest.raises(UsageError, match=r"models\.gguf is a folder") as caught:
+        Catalogue.load().resolve(f"{folder}/")
+    assert caught.value.hint == "name a .gguf file in it: llama.gguf, qwen.gguf"
+    with pytest.raises(UsageError, match="there is no file") as caught:
+        Catalogue.load().resolve(f"{folder}/lama.gguf")
+    assert "did you mean llama.gguf?" in (caught.value.hint or "")
+
+
+def test_what_a_local_file_is_its_bytes_say_and_not_its_name(tmp_path: Path) -> None:
+    for name in ("Model.bin", "sha256-0123"):
+        file = tmp_path / name
+        file.write_bytes(b"GGUF" + bytes(20))
+        recipe = Catalogue.load().resolve(str(file))
+        (weight,) = recipe.variants[0].plan_weights()
+        assert (weight.source, weight.format) == (f"file://{file}", "gguf")
+        saved = save(recipe)
+        assert "format: gguf" in saved.read_text()
+        assert Catalogue.load().resolve(recipe.name) == recipe
+    (tmp_path / "pickle.bin").write_bytes(b"\x80\x04.")
+    with pytest.raises(UsageError, match="pickle"):
+        Catalogue.load().resolve(str(tmp_path / "pickle.bin"))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.bin")
+    with pytest.raises(UsageError, match="pickle"):
+        Catalogue.load().resolve(str(tmp_path / "model.bin"))
+
+
+@pytest.mark.parametrize(
+    ("word", "is_path"),
+    [
+        ("smollm2", False),
+        ("qwen3-0.6b", False),
+        ("hf://o/r/m.gguf", False),
+        ("org/name", False),
+        ("absent.bin", False),
+        (".", True),
+        ("~/m.bin", True),
+        ("./m", True),
+        ("/m", True),
+        ("absent.gguf", True),
+        ("here.bin", True),
+        ("sub/here", True),
+        ("here", False),
+    ],
+)
+def test_words_that_mean_a_path(
+    word: str, is_path: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("here", "here.bin", "sub/here"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    assert means_path(word) is is_path
 
 
 def test_a_saved_recipe_is_found_and_never_overwritten() -> None:

@@ -155,6 +155,15 @@ def test_pickle_files_are_refused_whoever_asks(suffix: str) -> None:
         assert "pickle" in refused(with_source(source), ModelRecipe)
 
 
+def test_only_a_file_of_this_machine_may_say_what_it_is() -> None:
+    said = with_source("file:///srv/model.bin", format="gguf")
+    recipe, flaws = judge(ModelRecipe, load(dump(said), RecipeError), {"origin": "user"})
+    assert recipe is not None
+    assert flaws == []
+    elsewhere = with_source("hf://o/r@abc/model.bin", format="gguf")
+    assert "format: only for a file:// source" in refused(elsewhere, ModelRecipe)
+
+
 def test_llamacpp_takes_gguf_only() -> None:
     assert "runs GGUF files" in refused(with_source("hf://o/r@abc/m.safetensors"), ModelRecipe)
 

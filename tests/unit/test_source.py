@@ -108,6 +108,9 @@ def test_a_typed_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Monke
     [
         ("smollm2", "not a source"),
         ("https://example.org/a.gguf", "not a source"),
+        ("https://[::1/a.gguf", "not a source"),
+        ("s3://bucket/a.gguf", "not a source"),
+        ("ollama://llama3", "later version"),
         ("pypi://thing/a.gguf", "exact version"),
         ("pypi://thing>=1/a.gguf", "name is missing"),
         ("pypi://==1/a.gguf", "name is missing"),
@@ -135,6 +138,37 @@ def test_what_is_refused_says_which_part_is_wrong(text: str, why: str) -> None:
     assert "hf://ORG/REPO" in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize(
+    ("url", "source"),
+    [
+        ("https://huggingface.co/a/b/resolve/main/x.gguf", "hf://a/b@main/x.gguf"),
+        ("https://huggingface.co/a/b/blob/v1/d/x.gguf?download=true", "hf://a/b@v1/d/x.gguf"),
+        ("https://hf.co/a/b/resolve/refs%2Fpr%2F1/x.gguf", "hf://a/b@refs%2Fpr%2F1/x.gguf"),
+        ("http://huggingface.co/a/b/", "hf://a/b/FILE.gguf"),
+        ("https://huggingface.co/a/b/tree/main", "hf://a/b/FILE.gguf"),
+        ("https://huggingface.co/a", None),
+        ("https://huggingface.co/a/b/resolve/main/../x.gguf", None),
+    ],
+)
+def test_an_address_of_the_hub_is_told_as_a_source(url: str, source: str | None) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_source(url)
+    assert caught.value.hint
+    assert caught.value.hint.startswith(f"write {source}" if source else "write hf://ORG/REPO")
+
+
+@given(st.text() | st.text().map("https://huggingface.co/a/b/resolve/".__add__))
+def test_any_address_is_a_usage_error_in_one_printable_line(rest: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_source("https://" + rest.removeprefix("https://"))
+    assert str(caught.value).isprintable()
+    assert (caught.value.hint or "").isprintable()
+
+
+def test_a_scheme_may_be_written_in_capitals() -> None:
+    assert parse_source("HF://a/b/c.gguf") == parse_source("hf://a/b/c.gguf")
+
+
 @pytest.mark.parametrize("suffix", [".bin", ".PT", ".pth", ".ckpt", ".pkl"])
 def test_files_that_can_run_code_are_known_by_their_suffix(suffix: str) -> None:
     assert weight_format("a/model" + suffix) == "pickle"
@@ -145,4 +179,5 @@ def test_names_of_models() -> None:
     assert model_name("a/Qwen3-0.6B.safetensors") == "qwen3-0.6b"
     assert model_name("/") == "model"
     assert is_source("hf://broken")
+    assert is_source("https://example.org")
     assert not is_source("qwen3-0.6b")
