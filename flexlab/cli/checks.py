@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
+import shlex
 import socket
 import sys
 from collections.abc import Iterator
@@ -13,9 +15,11 @@ from typing import Literal
 import msgspec
 
 from flexlab import __version__, client
+from flexlab.cli.recipes import broken_recipes
 from flexlab.core import paths
 from flexlab.core.errors import FlexLabError
 from flexlab.core.settings import Settings, load_settings
+from flexlab.core.text import counted, os_sentence
 from flexlab.core.units import GIB, show_bytes
 from flexlab.gpus.inventory import detect
 from flexlab.recipes.catalogue import Catalogue
@@ -51,7 +55,7 @@ def examine(*, offline: bool) -> list[Finding]:
     machine = detect()
     findings += [*_cpu(machine, catalogue), _memory(machine), *_machine(machine)]
     if settings is not None:
-        findings += [_disk(settings), *_daemon_and_port(settings)]
+        findings += [_models_folder(settings), *_daemon_and_port(settings)]
     if catalogue is not None and not offline:
         findings += _index(catalogue)
     return findings
@@ -70,7 +74,7 @@ def _folders() -> Iterator[Finding]:
         ("data folder", paths.data_dir(), "FLEXLAB_DATA_DIR"),
     ):
         existing = _nearest_existing(folder)
-        if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        if _is_usable(existing):
             yield Finding(subject=subject, level="ok", text=str(folder))
         else:
             yield Finding(
@@ -82,7 +86,12 @@ def _folders() -> Iterator[Finding]:
 
 
 def _nearest_existing(folder: Path) -> Path:
-    return next(place for place in (folder, *folder.parents) if place.exists())
+    """The folder, or of those above it the first that is there (or cannot be looked into)."""
+    return next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+
+
+def _is_usable(folder: Path) -> bool:
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def _engine() -> Iterator[Finding]:
@@ -101,7 +110,7 @@ def _settings() -> tuple[Settings | None, list[Finding]]:
         mend = error.hint or f"edit {paths.settings_file()}"
         return None, [Finding(subject="settings", level="fail", text=str(error), mend=mend)]
     changed = sum(source != "default" for source in loaded.sources.values())
-    text = f"valid, {changed} differ from the defaults"
+    text = f"valid, {changed} set by file or variable"
     good = Finding(subject="settings", level="ok", text=text)
     odd = [
         Finding(subject="settings", level="warn", text=warning, mend="flexlab config show")
@@ -120,12 +129,13 @@ def _recipes() -> tuple[Catalogue | None, list[Finding]]:
         Finding(
             subject="recipes",
             level="warn",
-            text=f"skipped: {problem}",
-            mend="mend or remove that file; flexlab recipes check FILE says more",
+            text=f"skipped: {problems[0]}",
+            mend=f"flexlab recipes check {shlex.quote(str(file))}, or remove that file",
         )
-        for problem in catalogue.problems
+        for file, problems in broken_recipes(catalogue).items()
     ]
-    good = Finding(subject="recipes", level="ok", text=f"{len(catalogue.models())} models")
+    models = counted(len(catalogue.models()), "model")
+    good = Finding(subject="recipes", level="ok", text=models)
     return catalogue, [good, *findings]
 
 
@@ -173,7 +183,16 @@ def _machine(machine: Machine) -> Iterator[Finding]:
         yield Finding(subject="hardware", level="warn", text=found.message, mend=found.hint)
 
 
-def _disk(settings: Settings) -> Finding:
+def _models_folder(settings: Settings) -> Finding:
+    folder = settings.models_dir
+    existing = _nearest_existing(folder)
+    if not _is_usable(existing):
+        return Finding(
+            subject="models folder",
+            level="fail",
+            text=f"{existing} is not a folder that can be written to",
+            mend="set models_dir in settings.yaml (or FLEXLAB_MODELS_DIR) to a folder of yours",
+        )
     free_bytes = Store(settings.models_dir).disk_free()
     text = f"{show_bytes(free_bytes)} free for weights in {settings.models_dir}"
     if free_bytes is not None and free_bytes < SMALLEST_FREE_DISK_BYTES:
@@ -210,13 +229,22 @@ def _port(settings: Settings) -> Finding:
         try:
             probe.bind((settings.host, settings.port))
         except OSError as error:
-            return Finding(
-                subject="port",
-                level="fail",
-                text=f"{settings.host}:{settings.port} cannot be used: {error.strerror}",
-                mend="FLEXLAB_PORT=8485, or `port: 8485` in the settings file",
-            )
+            return _taken(settings, error)
     return Finding(subject="port", level="ok", text=f"{settings.host}:{settings.port} is free")
+
+
+def _taken(settings: Settings, error: OSError) -> Finding:
+    # asyncio and the gateway's like, which no other check needs.
+    from flexlab.gateway.listen import next_free_port, port_owner
+
+    where = f"{settings.host}:{settings.port}"
+    text, mend = f"{where} cannot be used: {os_sentence(error)}", "set host in the settings file"
+    if error.errno in (errno.EADDRINUSE, errno.EACCES):
+        owner = port_owner(settings.port) if error.errno == errno.EADDRINUSE else None
+        text = f"{where} is taken by pid {owner.pid} ({owner.command})" if owner else text
+        free = next_free_port(settings.host, max(settings.port + 1, 1024)) or "N"
+        mend = f"FLEXLAB_PORT={free} flexlab up MODEL, or `port: {free}` in the settings file"
+    return Finding(subject="port", level="fail", text=text, mend=mend)
 
 
 def _index(catalogue: Catalogue) -> Iterator[Finding]:

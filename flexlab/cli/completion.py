@@ -1,58 +1,88 @@
-"""`flexlab completion`: scripts for three shells, and the words that they ask for.
+"""`flexlab completion`: scripts for three shells, and the words that they ask for at each Tab.
 
-The scripts hold the verbs; model names are asked for at each Tab, so that new recipes and sources
-count at once. That answer must be quick: names are read from the recipe files' own lines, without
-a YAML parser, pydantic or the daemon.
+The scripts hold verbs and options; models are asked for, so that new recipes and what runs count
+at once. That answer must be quick: names are read from the recipe files' own lines, without a YAML
+parser or pydantic, and the daemon is given a moment to say what runs.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from flexlab import client
 from flexlab.cli import output
 from flexlab.cli.common import verb_app
 from flexlab.core import paths
+from flexlab.core.errors import FlexLabError
 
-MODEL_VERBS = ("up", "run", "down", "logs", "pull", "rm")
-SUBCOMMANDS = {
-    "recipes": ("show", "check"),
-    "config": ("show", "path", "check"),
-    "completion": ("bash", "zsh", "fish"),
-}
+DAEMON_PATIENCE_S = 0.3
 _NAME = re.compile(r"^name:\s*['\"]?([A-Za-z0-9._-]+)")
 _INLINE_ALIASES = re.compile(r"^aliases:\s*\[([^\]]*)\]")
 _ALIAS_ITEM = re.compile(r"^\s*-\s+['\"]?([A-Za-z0-9._-]+)['\"]?\s*(?:#.*)?$")
+# bash expands the words that it is given to choose from: a name must not be a command.
+_HARMLESS = re.compile(r"[A-Za-z0-9._:/@+-]+")
 
 # One command per shell and no argument: Typer would ask pydantic to judge that (90 ms a Tab).
-app = verb_app("Print a completion script; it knows the models' names.")
+app = verb_app("Print a completion script; it knows verbs, options and models.")
 
 
 @app.command()
 def bash() -> None:
     """For ~/.local/share/bash-completion/completions/flexlab."""
-    output.answer(_bash())
+    # The scripts look at every verb: nothing that a Tab should pay for.
+    from flexlab.cli.completion_scripts import bash_script
+
+    output.answer(bash_script())
 
 
 @app.command()
 def zsh() -> None:
     """For a folder of $fpath, as _flexlab."""
-    output.answer(_zsh())
+    from flexlab.cli.completion_scripts import zsh_script
+
+    output.answer(zsh_script())
 
 
 @app.command()
 def fish() -> None:
     """For ~/.config/fish/completions/flexlab.fish."""
-    output.answer(_fish())
+    from flexlab.cli.completion_scripts import fish_script
+
+    output.answer(fish_script())
 
 
 @app.command(hidden=True)
 def models() -> None:
-    """What the scripts ask for at each Tab."""
-    for name in sorted(set(model_names())):
-        output.answer(name)
+    """What the scripts ask for where any model may follow."""
+    _print({*model_names(), *_known_to_the_daemon(running=False)})
+
+
+@app.command(hidden=True)
+def running() -> None:
+    """What the scripts ask for where a running one is meant; any recipe's, if nobody knows."""
+    _print(set(_known_to_the_daemon(running=True)) or set(model_names()))
+
+
+def _print(names: Iterable[str]) -> None:
+    for name in sorted(names):
+        if _HARMLESS.fullmatch(name):
+            output.answer(name)
+
+
+def _known_to_the_daemon(*, running: bool) -> Iterator[str]:
+    """Names and aliases, those of derived recipes too; nothing when it does not answer at once."""
+    info = client.read_lock_file()
+    if info is None:
+        return
+    try:
+        snapshot = client.Client(info).snapshot(timeout_s=DAEMON_PATIENCE_S)
+    except FlexLabError:
+        return
+    for model in snapshot.models:
+        if not running or model.instances or model.waiting:
+            yield from (model.name, *model.aliases)
 
 
 def model_names() -> Iterator[str]:
@@ -80,76 +110,3 @@ def _names_in(file: Path) -> Iterator[str]:
             yield match[1]
             continue
         in_aliases = False
-
-
-def _verbs() -> dict[str, str]:
-    # Here and not at the top: main imports this module lazily, and not the other way round.
-    from flexlab.cli.main import VERBS
-
-    return {name: help_line for verbs in VERBS.values() for name, help_line in verbs.items()}
-
-
-def _bash() -> str:
-    cases = "".join(
-        f'        {verb}) words="{" ".join(words)}" ;;\n' for verb, words in SUBCOMMANDS.items()
-    )
-    return f"""# bash completion for flexlab
-_flexlab() {{
-    local current=${{COMP_WORDS[COMP_CWORD]}} verb="" word words=""
-    for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
-        [[ $word == -* ]] || {{ verb=$word; break; }}
-    done
-    case $verb in
-        "") words="{" ".join(_verbs())}" ;;
-        {"|".join(MODEL_VERBS)}) words=$(flexlab completion models 2>/dev/null) ;;
-{cases}    esac
-    COMPREPLY=($(compgen -W "$words" -- "$current"))
-    # No name fits: a path to a .gguf file, or of a recipe.
-    [[ ${{#COMPREPLY[@]}} -gt 0 || -z $verb ]] || COMPREPLY=($(compgen -f -- "$current"))
-}}
-complete -o filenames -F _flexlab flexlab"""
-
-
-def _zsh() -> str:
-    verbs = "\n".join(
-        "        " + shlex.quote(f"{name}:{help_line}") for name, help_line in _verbs().items()
-    )
-    cases = "".join(
-        f"        {verb}) compadd -- {' '.join(words)}; _files ;;\n"
-        for verb, words in SUBCOMMANDS.items()
-    )
-    return f"""#compdef flexlab
-_flexlab() {{
-    local -a verbs
-    verbs=(
-{verbs}
-    )
-    if (( CURRENT == 2 )); then
-        _describe 'command' verbs
-        return
-    fi
-    case $words[2] in
-        {"|".join(MODEL_VERBS)})
-            compadd -- ${{(f)"$(flexlab completion models 2>/dev/null)"}}
-            _files ;;
-{cases}    esac
-}}
-if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
-    _flexlab "$@"
-else
-    compdef _flexlab flexlab
-fi"""
-
-
-def _fish() -> str:
-    lines = ["# fish completion for flexlab", "complete -c flexlab -f"]
-    for name, help_line in _verbs().items():
-        quoted = help_line.replace("\\", "\\\\").replace("'", "\\'")
-        lines.append(f"complete -c flexlab -n __fish_use_subcommand -a {name} -d '{quoted}'")
-    for verb, words in SUBCOMMANDS.items():
-        seen = f"'__fish_seen_subcommand_from {verb}'"
-        lines.append(f"complete -c flexlab -n {seen} -a '{' '.join(words)}'")
-    seen = f"'__fish_seen_subcommand_from {' '.join(MODEL_VERBS)}'"
-    lines.append(f"complete -c flexlab -n {seen} -a '(flexlab completion models)'")
-    lines.append("complete -c flexlab -n '__fish_seen_subcommand_from up run pull recipes' -F")
-    return "\n".join(lines)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from flexlab import client
 from flexlab.cli import output
 from flexlab.cli.common import JsonOption, verb_app
 from flexlab.cli.table import Column
 from flexlab.core import paths
+from flexlab.core.errors import DaemonUnreachable, SettingsError
+from flexlab.core.text import counted
 from flexlab.core.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -44,43 +47,70 @@ def path(as_json: JsonOption = False) -> None:
 @app.command()
 def show(as_json: JsonOption = False) -> None:
     """Show each setting, its value, and what decided it: default, file, variable or option."""
-    loaded = _load()
+    loaded, problems = _survey()
     # Field names state the unit (`idle_timeout_s`); keys are what people write.
     values: dict[str, Any] = loaded.settings.model_dump(mode="json")
     decided = [(key, source) for key, _, source in loaded.rows()]
-    if as_json:
+    if as_json and not problems:
         output.answer_json(
             {
                 name: {"value": value, "source": source, "key": key}
                 for (name, value), (key, source) in zip(values.items(), decided, strict=True)
             }
         )
-        return
-    rows = [
-        [key, _readable(name, value), source]
-        for (name, value), (key, source) in zip(values.items(), decided, strict=True)
-    ]
-    output.answer_table(COLUMNS, rows)
+    elif not as_json:
+        rows = [
+            [key, _readable(name, value), source]
+            for (name, value), (key, source) in zip(values.items(), decided, strict=True)
+        ]
+        output.answer_table(COLUMNS, rows)
+        output.flush()
+    _say_what_the_daemon_has_not_read()
+    _refuse(problems)
 
 
 @app.command()
 def check(as_json: JsonOption = False) -> None:
     """Check the settings file and the FLEXLAB_* variables; exit 2 with everything wrong."""
-    changed = {key: source for key, _, source in _load().rows() if source != "default"}
+    loaded, problems = _survey()
+    _refuse(problems)
+    changed = {key: source for key, _, source in loaded.rows() if source != "default"}
     if as_json:
         output.answer_json({"ok": True, "set": changed})
         return
-    output.answer(f"settings are valid; {len(changed)} set by file or variable")
+    output.answer(
+        f"the settings are valid; {counted(len(changed), 'value')} set by file or variable"
+    )
 
 
-def _load() -> Loaded:
+def _survey() -> tuple[Loaded, list[str]]:
     # pydantic costs 90 ms, which `config path` need not pay.
-    from flexlab.core.settings import load_settings
+    from flexlab.core.settings import survey_settings
 
-    loaded = load_settings()
+    loaded, problems = survey_settings()
     for warning in loaded.warnings:
         output.say(f"warning: {warning}")
-    return loaded
+    return loaded, problems
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        hint = f"edit {paths.settings_file()}, or unset the variable; flexlab needs all to be right"
+        raise SettingsError("\n".join(problems), hint)
+
+
+def _say_what_the_daemon_has_not_read() -> None:
+    try:
+        changed_at = paths.settings_file().stat().st_mtime
+        daemon = client.find(wait_s=0)
+        started_at = daemon.status().started_at if daemon else None
+    except (OSError, DaemonUnreachable):
+        return
+    if started_at is not None and changed_at > started_at:
+        output.say(
+            "note: the daemon was started before the file was changed, and goes on with the "
+            "earlier settings until flexlab down --daemon and the next flexlab up"
+        )
 
 
 def _readable(name: str, value: Any) -> str:

@@ -9,6 +9,7 @@ import typer
 from flexlab.cli import output
 from flexlab.cli.common import JsonOption, verb_app
 from flexlab.core.errors import EXIT_FAILED
+from flexlab.core.text import counted
 
 app = verb_app()
 
@@ -34,6 +35,7 @@ def doctor(
             if finding.mend:
                 output.answer(f"      -> {finding.mend}")
         warned = sum(finding.level == "warn" for finding in findings)
-        output.answer(f"\n{len(findings)} checks, {warned} warnings, {len(failed)} failures")
+        counts = (counted(len(findings), "check"), counted(warned, "warning"))
+        output.answer(f"\n{', '.join(counts)}, {counted(len(failed), 'failure')}")
     if failed:
         raise typer.Exit(EXIT_FAILED)

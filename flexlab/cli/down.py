@@ -9,6 +9,8 @@ import typer
 from flexlab import client
 from flexlab.cli import output
 from flexlab.cli.common import JsonOption, model_word, need_words, verb_app
+from flexlab.cli.names import model_name
+from flexlab.cli.variables import warn_of_variables
 from flexlab.core.errors import LaunchError
 from flexlab.core.units import show_seconds
 from flexlab.spec.control import Stopped
@@ -38,13 +40,13 @@ def down(
 
     Asking for what is already so is no error: a model that does not run, no daemon at all.
     """
+    warn_of_variables()
     names = tuple(model_word(word) for word in models or ())
     if not everything and not daemon:
         need_words(list(names), "MODEL or --all", "flexlab down [MODEL]... [--all] [--daemon]")
     running = client.find_or_adopt(output.say)
     if running is None:
-        _check_names(names)
-        stopped = Stopped(not_running=names)
+        stopped = Stopped(not_running=tuple(model_name(name) for name in names))
         if not names:
             output.say("nothing is running")
     elif names or everything:
@@ -81,17 +83,6 @@ def _tell(stopped: Stopped, *, says_nothing: bool) -> None:
         output.answer(f"{name} was not running")
     if says_nothing and not stopped.stopped and not stopped.not_running:
         output.say("no model was running")
-
-
-def _check_names(names: tuple[str, ...]) -> None:
-    """Without a daemon, an unknown name is still a mistake worth a sentence."""
-    if names:
-        # Recipes need pydantic and YAML: only when there is a name to check.
-        from flexlab.recipes.catalogue import Catalogue
-
-        catalogue = Catalogue.load()
-        for name in names:
-            catalogue.resolve(name)
 
 
 def _end(running: client.Client) -> bool:

@@ -23,7 +23,7 @@ COLUMNS = (
     Column("DEVICE", drop=3),
     Column("MEM", drop=2, right=True),
     Column("IN-FLIGHT", drop=6, right=True),
-    Column("UNTIL", drop=4),
+    Column("IDLE/UNTIL", drop=4),
     Column("WHY", drop=5, flexible=True),
 )
 NOTHING: dict[str, object] = {

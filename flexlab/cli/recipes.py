@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,9 +11,11 @@ import typer
 from flexlab.cli import output
 from flexlab.cli.common import JsonOption, model_word, verb_app
 from flexlab.cli.table import Column
+from flexlab.core import paths
 from flexlab.core.errors import FlexLabError, RecipeError
 
 if TYPE_CHECKING:
+    from flexlab.recipes.catalogue import Catalogue
     from flexlab.recipes.schema import ModelRecipe
 
 COLUMNS = (
@@ -37,10 +40,11 @@ def recipes(ctx: typer.Context, as_json: JsonOption = False) -> None:
 
     catalogue = Catalogue.load()
     models = catalogue.models()
-    for problem in catalogue.problems:
-        output.say(f"warning: skipped: {problem}")
+    for file, problems in broken_recipes(catalogue).items():
+        output.say(f"warning: skipped: {problems[0]}{more(problems, file)}")
     if as_json:
-        output.answer_json([_as_json(recipe, catalogue.where(recipe)) for recipe in models])
+        listed = [_as_json(recipe, catalogue.where(recipe)) for recipe in models]
+        output.answer_json({"models": listed})
     else:
         output.answer_table(COLUMNS, [_row(recipe) for recipe in models])
 
@@ -63,26 +67,63 @@ def show(
 
 @app.command()
 def check(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Model or backend recipes.")],
+    places: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE]...",
+            help="Recipe files, or folders of them. Without any: the folder of your recipes.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check recipe files; exit 2 with everything that is wrong in any of them."""
     from flexlab.recipes.catalogue import check_file
 
-    problems: list[FlexLabError] = []
+    files = [file for place in places or [_own_folder()] for file in _files_in(place)]
+    problems: list[str] = []
     for file in files:
         try:
             check_file(file)
         except FlexLabError as error:
-            problems.append(error)
+            problems.append(str(error))
     if problems:
-        message = "\n".join(str(problem) for problem in problems)
-        raise RecipeError(message, problems[0].hint)
+        raise RecipeError("\n".join(problems), "flexlab recipes show smollm2 shows a right one")
     if as_json:
         output.answer_json({"ok": True, "files": [str(file) for file in files]})
         return
     for file in files:
         output.answer(f"{file}: ok")
+    if not files:
+        output.say("no recipe files there")
+
+
+def _own_folder() -> Path:
+    folder = paths.user_recipes_dir()
+    if not folder.is_dir():
+        output.say(f"you have no recipes of your own: {folder} is not there")
+    return folder
+
+
+def _files_in(place: Path) -> list[Path]:
+    """The file itself, or every recipe below the folder."""
+    if place.is_dir() or place == paths.user_recipes_dir():
+        return sorted(path for path in place.rglob("*") if path.suffix in (".yaml", ".yml"))
+    return [place]
+
+
+def broken_recipes(catalogue: Catalogue) -> dict[Path, list[str]]:
+    """What is wrong, line by line, with each file that is skipped or not used whole."""
+    found: dict[Path, list[str]] = {}
+    for problem in catalogue.problems:
+        found.setdefault(problem.file, []).extend(str(problem).splitlines())
+    return found
+
+
+def more(problems: list[str], file: Path) -> str:
+    """Where the rest is, for those who show only the first of several problems."""
+    rest = len(problems) - 1
+    return f" (and {rest} more: flexlab recipes check {shlex.quote(str(file))})" if rest else ""
 
 
 def save_derived(word: str) -> None:
