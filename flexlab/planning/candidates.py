@@ -55,12 +55,13 @@ def candidates(
     where: str = "",
     default_runtime: RuntimeName | None = None,
     shapes: Mapping[str, fit.ModelShape] | None = None,
+    broken: Mapping[str, Problem] | None = None,
 ) -> Candidates:
     """All candidates of a model, or the refusal that names every obstacle and what would help.
 
     `where` says where the recipe stands (file:line); `default_runtime` is the setting `runtime`;
-    `shapes` holds the headers of installed weights by source. Wishes that name what does not exist
-    are refused with status 400.
+    `shapes` holds the headers of installed weights by source, `broken` what is wrong with those
+    that no engine could load. Wishes that name what does not exist are refused with status 400.
     """
     runtime, source = _choose_runtime(wishes, default_runtime)
     question = Question(
@@ -73,6 +74,7 @@ def candidates(
         runtime=runtime,
         runtime_source=source,
         shapes=shapes or {},
+        broken=broken or {},
     )
     problems = wrong_wishes(recipe, wishes, backend_recipe)
     if problems:
@@ -128,6 +130,7 @@ def _candidate(question: Question, variant: LlamaCppVariant, preference: int) ->
         settings=settings.model_dump(),
         needs=(need.need(question.machine.cpu.pool),),
         limits=limits,
+        context=getattr(settings, "context_size", None),
     )
     candidate, measured = sizing.with_measured_claim(question, candidate)
     problems += sizing.too_big(question, candidate, settings, model, need, measured)
@@ -135,7 +138,7 @@ def _candidate(question: Question, variant: LlamaCppVariant, preference: int) ->
         raise _Impossible(*problems)
     why = (
         *reasons.choice_reasons(question, variant),
-        *reasons.setting_reasons(question, settings),
+        *reasons.setting_reasons(question, variant, asked, settings),
         reasons.memory_reason(need, candidate, measured),
     )
     return msgspec.structs.replace(candidate, reasons=why)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import msgspec
+
 from flexlab import backends
 from flexlab.core.near import did_you_mean
 from flexlab.core.text import clean_line
@@ -11,6 +13,7 @@ from flexlab.planning.question import Question
 from flexlab.recipes.schema import BackendRecipe, ModelRecipe, VariantBase
 from flexlab.spec.machine import CPU_DEVICE, Cpu, Machine, Problem
 from flexlab.spec.plan import Facts, RuntimeName, Wishes
+from flexlab.spec.source import FileSource
 
 UNKNOWN_ARCH = "cpu"
 _ARCHS = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
@@ -71,6 +74,7 @@ def obstacles(
                 hint="leave out --image",
             )
         yield from _cpu_flags(backend, question.machine.cpu, cpu_arch(question.machine))
+    yield from _broken_weights(question, variant)
 
 
 def _variant(recipe: ModelRecipe, wishes: Wishes) -> Problem | None:
@@ -133,6 +137,19 @@ def _runtime(facts: Facts, runtime: RuntimeName) -> Iterator[Problem]:
                 hint="flexlab doctor says what is missing",
             ),
         )
+
+
+def _broken_weights(question: Question, variant: VariantBase) -> Iterator[Problem]:
+    """Files that are no model or are cut short. What FlexLab fetched, FlexLab can fetch again."""
+    model = question.recipe.name
+    for weight in variant.weights:
+        source = weight.parsed
+        if (problem := question.broken.get(source.uri)) is None:
+            continue
+        mend = problem.hint
+        if not isinstance(source, FileSource):
+            mend = f"flexlab rm {model} and flexlab pull {model} fetch it anew"
+        yield msgspec.structs.replace(problem, hint=mend)
 
 
 def _cpu_flags(backend: BackendRecipe, cpu: Cpu, arch: str) -> Iterator[Problem]:

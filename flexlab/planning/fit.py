@@ -19,7 +19,7 @@ estimate is above each of these and below 1.35 times (tests/unit/test_fit.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from math import isqrt
 from typing import Protocol
 
@@ -66,6 +66,18 @@ class ModelShape(Protocol):
     def context_length(self) -> int | None: ...
 
 
+class KnownShape(msgspec.Struct, frozen=True, kw_only=True):
+    """A model's shape as a recipe states it, until its header is here."""
+
+    heads: int | None = None
+    kv_heads_total: int | None = None
+    key_length: int | None = None
+    value_length: int | None = None
+    embedding_length: int | None = None
+    vocabulary: int | None = None
+    context_length: int | None = None
+
+
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a model before it runs."""
 
@@ -88,9 +100,14 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.terms.values())
 
     @property
-    def certain_bytes(self) -> int:
+    def certain_terms(self) -> dict[str, int]:
         """Without what is only guessed: never more than what it will really take."""
-        return sum(count for term, count in self.terms.items() if term not in self.guessed)
+        return {term: size for term, size in self.terms.items() if term not in self.guessed}
+
+    @property
+    def certain_bytes(self) -> int:
+        """The sum of the certain terms."""
+        return sum(self.certain_terms.values())
 
     def need(self, pool: str) -> Need:
         """As a candidate states it."""
@@ -103,26 +120,6 @@ def estimate(settings: BackendSettings, model: Model, overhead_bytes: int) -> Es
     if isinstance(settings, LlamaCppSettings):
         return _llamacpp(settings, model, overhead_bytes)
     raise TypeError(f"no estimate for {type(settings).__name__}")
-
-
-def with_context(settings: BackendSettings, context_size: int) -> BackendSettings:
-    """The same settings with another context per request."""
-    return settings.model_copy(update={"context_size": context_size})
-
-
-def largest_context(wanted: int, fits: Callable[[int], bool]) -> int | None:
-    """The largest multiple of 256 below `wanted` that fits, None when not even 256 does.
-
-    `fits` must not become true again as the context grows, which memory never does.
-    """
-    low, high = 0, (wanted - 1) // _CONTEXT_STEP
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fits(middle * _CONTEXT_STEP):
-            low = middle
-        else:
-            high = middle - 1
-    return low * _CONTEXT_STEP or None
 
 
 def claim_bytes(need: Need, measured_bytes: int | None) -> int:

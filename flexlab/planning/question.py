@@ -8,7 +8,7 @@ import msgspec
 
 from flexlab.planning.fit import ModelShape
 from flexlab.recipes.schema import BackendRecipe, ModelRecipe
-from flexlab.spec.machine import Machine
+from flexlab.spec.machine import Machine, Problem
 from flexlab.spec.plan import Facts, RuntimeName, Wishes
 
 
@@ -24,3 +24,5 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     runtime: RuntimeName
     runtime_source: str
     shapes: Mapping[str, ModelShape]
+    broken: Mapping[str, Problem]
+    """Installed weights that no engine could load, by source."""

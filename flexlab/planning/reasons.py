@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 
 from flexlab.backends.base import BackendSettings
@@ -48,19 +49,47 @@ def _device_reason(question: Question) -> Reason:
     return Reason(choice=choice, because=because, source="machine")
 
 
-def setting_reasons(question: Question, settings: BackendSettings) -> Iterable[Reason]:
-    for name in question.wishes.settings:
-        yield Reason(
-            choice=f"{name} {getattr(settings, name)}", because="asked for", source="option --set"
-        )
-    if "context_size" not in question.wishes.settings:
-        slots = getattr(settings, "parallel", 1)
-        yield Reason(
-            choice=f"context {getattr(settings, 'context_size', '?')} tokens a request"
-            + (f", {slots} requests at a time" if slots > 1 else ""),
-            because="the variant's settings",
-            source=question.where,
-        )
+def setting_reasons(
+    question: Question, variant: LlamaCppVariant, asked: BackendSettings, settings: BackendSettings
+) -> Iterable[Reason]:
+    """Every setting that was asked for, and those that people reckon with: each once, with who
+    chose it. `asked` is what was wanted, `settings` what is given."""
+    told: dict[tuple[str, str], list[str]] = {}
+    for name in dict.fromkeys([*question.wishes.settings, *_told_anyway(settings)]):
+        because, source = _chosen_by(question, variant, name)
+        wanted, given = getattr(asked, name), getattr(settings, name)
+        if wanted != given:
+            because += f", cut from {wanted}"
+        told.setdefault((because, source), []).append(_setting(name, given))
+    for (because, source), choices in told.items():
+        yield Reason(choice=", ".join(choices), because=because, source=source)
+
+
+def _told_anyway(settings: BackendSettings) -> Iterable[str]:
+    if hasattr(settings, "context_size"):
+        yield "context_size"
+    if getattr(settings, "parallel", 1) > 1:
+        yield "parallel"
+    if getattr(settings, "threads", None) is not None:
+        yield "threads"
+
+
+def _chosen_by(question: Question, variant: LlamaCppVariant, name: str) -> tuple[str, str]:
+    if name in question.wishes.settings:
+        return "asked for", "option --set"
+    if name in variant.settings.model_fields_set:
+        return "the variant's settings", question.where
+    return f"the default of {variant.backend}", f"backend {variant.backend}"
+
+
+def _setting(name: str, value: object) -> str:
+    if name == "context_size":
+        return f"context {value} tokens a request"
+    if name == "parallel":
+        return f"{value} request{'' if value == 1 else 's'} at a time"
+    if name == "threads" and value is not None:
+        return f"{value} thread{'' if value == 1 else 's'}"
+    return f"{name} {value if isinstance(value, str) else json.dumps(value)}"
 
 
 def memory_reason(need: Estimate, candidate: Candidate, measured: int | None) -> Reason:

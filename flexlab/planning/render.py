@@ -7,7 +7,7 @@ that a path or a name that contains such text stays what it is.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -64,9 +64,10 @@ def render(
         start_timeout_s=candidate.start_timeout_s,
         stop_timeout_s=recipe.times.stop_timeout if stop_timeout_s is None else stop_timeout_s,
         on_disconnect=recipe.clients.on_disconnect,
-        reasons=(*candidate.reasons, _threads_reason(settings, threads)),
+        reasons=(*candidate.reasons, *_threads_reason(settings, threads)),
         problems=candidate.problems,
         limits=candidate.limits,
+        context=candidate.context,
     )
     return msgspec.structs.replace(plan, hash=plan_hash(plan))
 
@@ -88,17 +89,18 @@ def _installed(candidate: Candidate, source: str, facts: Facts) -> str:
     return path
 
 
-def _threads_reason(settings: BackendSettings, threads: int | None) -> Reason:
-    chosen = getattr(settings, "threads", None)
-    if chosen is not None:
-        return Reason(choice=f"{chosen} threads", because="asked for", source="setting threads")
+def _threads_reason(settings: BackendSettings, threads: int | None) -> Iterator[Reason]:
+    """Why so many; a number that somebody chose is among the candidate's reasons already."""
+    if getattr(settings, "threads", None) is not None:
+        return
     if threads is None:
-        return Reason(
+        yield Reason(
             choice="threads: the engine chooses",
             because="how many this process may use could not be read",
             source="machine",
         )
-    return Reason(
+        return
+    yield Reason(
         choice=f"{threads} thread{'' if threads == 1 else 's'}",
         because="what this process may use of the CPU (affinity and control groups)",
         source="machine",

@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from flexlab.backends.base import BackendSettings
 from flexlab.core.units import show_bytes
 from flexlab.planning import fit
+from flexlab.planning.advice import advice
 from flexlab.planning.question import Question
 from flexlab.planning.reasons import sum_of
 from flexlab.planning.render import render
-from flexlab.recipes.schema import LlamaCppVariant
+from flexlab.recipes.schema import LlamaCppVariant, ModelRecipe
 from flexlab.spec.machine import Pool, Problem
 from flexlab.spec.plan import Candidate, Grant
 
 
 def known_model(question: Question, variant: LlamaCppVariant) -> fit.Model:
-    """Real sizes where the files are here, the recipe's until then."""
+    """Real sizes and shapes where the files are here, the recipe's until then."""
     weights = [weight.weight() for weight in variant.weights]
     sizes = [question.facts.weight_bytes.get(w.source, w.size_bytes) for w in weights]
     known = [size for size in sizes if size is not None]
     return fit.Model(
         weight_bytes=sum(known) if len(known) == len(sizes) else None,
         parameters=question.recipe.parameters,
-        shape=question.shapes.get(weights[0].source),
+        shape=question.shapes.get(weights[0].source) or stated_shape(question.recipe),
+    )
+
+
+def stated_shape(recipe: ModelRecipe) -> fit.ModelShape | None:
+    """The shape that the recipe states, so that a need is known before anything is fetched."""
+    stated = recipe.shape
+    if stated is None:
+        return None
+    return fit.KnownShape(
+        heads=stated.heads,
+        kv_heads_total=stated.layers * stated.kv_heads,
+        key_length=stated.key_length,
+        value_length=stated.value_length,
+        embedding_length=stated.embedding,
+        vocabulary=stated.vocabulary,
+        context_length=recipe.context,
     )
 
 
@@ -72,35 +91,27 @@ def too_big(
     at_least = need.certain_bytes if measured is None else measured
     if pool is None or usable is None or at_least <= usable:
         return []
-    terms = need.terms if measured is None else claimed.terms
+    told, terms = _told(need, candidate, measured)
     bound = f"{show_bytes(pool.total_bytes)} less {show_bytes(pool.reserve_bytes)} for the system"
     if pool.budget_bytes is not None and pool.budget_bytes == usable:
         bound = "setting ram_limit"
     return [
         Problem(
             code="too_big",
-            message=f"variant {candidate.variant} needs {show_bytes(claimed.total_bytes)} of "
-            f"{claimed.pool} ({sum_of(terms)}); there is {show_bytes(usable)} ({bound})",
-            hint=_smaller(settings, model, need.terms["overhead"], usable),
+            message=f"variant {candidate.variant} needs {told} of {claimed.pool} "
+            f"({sum_of(terms)}); there is {show_bytes(usable)} ({bound})",
+            hint=advice(settings, model, need.terms["overhead"], usable),
         )
     ]
 
 
-def _smaller(settings: BackendSettings, model: fit.Model, overhead: int, usable: int) -> str:
-    """The nearest context that would fit, as options; then with one slot, then without a cache."""
-    wanted = int(getattr(settings, "context_size", 0))
-    steps: list[dict[str, object]] = [{}, {"parallel": 1}, {"parallel": 1, "cache_ram_mib": 0}]
-    for update in steps:
-        fewer = settings.model_copy(update=update)
-
-        def fits(context: int, fewer: BackendSettings = fewer) -> bool:
-            smaller = fit.with_context(fewer, context)
-            return fit.estimate(smaller, model, overhead).total_bytes <= usable
-
-        context = fit.largest_context(wanted, fits)
-        if context is not None:
-            changed = fewer.model_copy(update={"context_size": context}).model_dump()
-            before = settings.model_dump()
-            options = [f"--set {k}={v}" for k, v in changed.items() if v != before[k]]
-            return f"it would fit with {' '.join(options)}"
-    return "it fits with no context: choose a smaller model or variant (flexlab recipes)"
+def _told(
+    need: fit.Estimate, candidate: Candidate, measured: int | None
+) -> tuple[str, Mapping[str, int]]:
+    """The need as a refusal names it, and its terms: no more than what is certain."""
+    (claimed,) = candidate.needs
+    if measured is not None:
+        return show_bytes(claimed.total_bytes), claimed.terms
+    if need.guessed or need.unknown:
+        return f"at least {show_bytes(need.certain_bytes)}", need.certain_terms
+    return show_bytes(need.total_bytes), need.terms

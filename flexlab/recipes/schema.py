@@ -162,6 +162,30 @@ Variant = LlamaCppVariant
 """With a second engine: `Annotated[LlamaCppVariant | ..., Field(discriminator="backend")]`."""
 
 
+class Shape(Evidenced):
+    """What the memory of a context is reckoned from before the weights are here; the file's own
+    header counts once they are."""
+
+    layers: int = Field(gt=0)
+    kv_heads: int = Field(ge=0)
+    """Heads of keys and values in each layer; 0 for a model that keeps no tokens."""
+
+    key_length: int = Field(gt=0)
+    """Numbers in one key of one head."""
+
+    value_length: int = Field(gt=0)
+    """Numbers in one value of one head."""
+
+    embedding: int | None = Field(None, gt=0)
+    """Numbers that stand for one token between the layers."""
+
+    heads: int | None = Field(None, gt=0)
+    """Heads of queries in each layer."""
+
+    vocabulary: int | None = Field(None, gt=0)
+    """Tokens that the model knows."""
+
+
 class ModelRecipe(Strict):
     """A model, and the ways to run it in order of preference."""
 
@@ -182,6 +206,9 @@ class ModelRecipe(Strict):
 
     context: int | None = Field(None, gt=0)
     """The longest context that it was trained for, in tokens."""
+
+    shape: Shape | None = None
+    """Unset: the need of a context is a rule of thumb until the weights are here."""
 
     keep: Keep = "cold"
     """warm: comes back after it had to make room."""

@@ -12,7 +12,7 @@ from flexlab.planning.candidates import candidates
 from flexlab.recipes.catalogue import Catalogue
 from flexlab.recipes.schema import BackendRecipe, ModelRecipe
 from flexlab.spec.machine import Cpu, Machine, Pool
-from flexlab.spec.plan import Candidates, Facts, RuntimeFacts, Wishes
+from flexlab.spec.plan import Candidate, Candidates, Facts, Refusal, RuntimeFacts, Wishes
 
 SOURCE = "file:///models/small.gguf"
 BIG_SOURCE = "file:///models/big.gguf"
@@ -120,3 +120,18 @@ def ask(
         where="recipes/models/small.yaml:1",
         **{"shapes": {SOURCE: Shape(), BIG_SOURCE: Shape()}, **more},
     )
+
+
+def refused(answer: object) -> Refusal:
+    refusal: Refusal | None = getattr(answer, "refusal", None)
+    assert refusal is not None
+    assert refusal.hint
+    return refusal
+
+
+def because(candidate: Candidate, choice: str) -> str:
+    return next(r.because for r in candidate.reasons if r.choice.startswith(choice))
+
+
+def source(candidate: Candidate, choice: str) -> str:
+    return next(r.source for r in candidate.reasons if r.choice.startswith(choice))

@@ -11,7 +11,8 @@ from planning_lab import Shape, backend_recipe
 
 from flexlab.backends.base import BackendSettings
 from flexlab.backends.llamacpp import LlamaCppSettings
-from flexlab.planning.fit import Estimate, Model, claim_bytes, estimate, highest, largest_context
+from flexlab.core.units import MIB
+from flexlab.planning.fit import Estimate, Model, claim_bytes, estimate, highest
 from flexlab.spec.plan import Need
 
 WEIGHTS = 98_362_432
@@ -71,7 +72,8 @@ def test_without_a_header_the_kv_cache_is_guessed_and_marked() -> None:
     found = need(Model(weight_bytes=WEIGHTS, parameters=134_515_008))
     assert "kv_cache" in found.guessed
     assert 0.5 < found.terms["kv_cache"] / need().terms["kv_cache"] < 2
-    assert found.certain_bytes < found.total_bytes
+    assert found.certain_bytes == WEIGHTS + 256 * MIB
+    assert set(found.certain_terms) == {"weights", "prompt_cache", "overhead"}
 
 
 def test_what_nobody_knows_is_left_out_and_named() -> None:
@@ -103,13 +105,6 @@ def test_more_of_anything_never_needs_less(settings: dict[str, int], name: str, 
     assert grown.total_bytes >= less.total_bytes
     assert less.total_bytes == sum(less.terms.values())
     assert all(size >= 0 for size in less.terms.values())
-
-
-@given(st.integers(1, 10**6), st.integers(-10, 10**6))
-def test_the_largest_context_that_fits_is_found(wanted: int, limit: int) -> None:
-    found = largest_context(wanted, lambda context: context <= limit)
-    multiples = range(256, wanted, 256)
-    assert found == max((size for size in multiples if size <= limit), default=None)
 
 
 @given(st.integers(0, 10**12), st.integers(0, 10**12), st.none() | st.integers(0, 10**12))

@@ -13,38 +13,24 @@ from planning_lab import (
     FLAGS,
     SOURCE,
     ask,
-    backend_recipe,
+    because,
     facts,
     machine,
     recipe,
+    refused,
+    source,
     variant,
 )
 
-from flexlab.core.units import GIB, MIB
+from flexlab.core.units import GIB
 from flexlab.planning.explain import describe, explain
-from flexlab.planning.render import render
 from flexlab.planning.sizing import usable_bytes
-from flexlab.spec.machine import Machine, Problem
-from flexlab.spec.plan import Candidate, Grant, Refusal, RuntimeFacts, RuntimeName, Wishes
-
-
-def refused(answer: object) -> Refusal:
-    refusal: Refusal | None = getattr(answer, "refusal", None)
-    assert refusal is not None
-    assert refusal.hint
-    return refusal
+from flexlab.spec.machine import Problem
+from flexlab.spec.plan import Candidate, Refusal, RuntimeFacts, RuntimeName, Wishes
 
 
 def codes(refusal: Refusal) -> list[str]:
     return [problem.code for problem in refusal.problems]
-
-
-def because(candidate: Candidate, choice: str) -> str:
-    return next(r.because for r in candidate.reasons if r.choice.startswith(choice))
-
-
-def source(candidate: Candidate, choice: str) -> str:
-    return next(r.source for r in candidate.reasons if r.choice.startswith(choice))
 
 
 def test_variants_come_in_the_recipes_order_each_with_its_reasons() -> None:
@@ -183,37 +169,18 @@ def test_the_real_size_of_the_files_beats_the_recipes() -> None:
     assert ask(known=known).items[0].needs[0].terms["weights"] == 99_000_000
 
 
-def test_too_big_says_need_total_reserve_and_the_context_that_would_fit() -> None:
-    model = recipe(variant("q4", SOURCE, 98_362_432, context_size=8192, parallel=8))
-    here = machine(total=2 * GIB, reserve=GIB)
-    refusal = refused(ask(model, here))
-    assert refusal.code == "too_big"
-    assert "2.0G less 1.0G for the system" in refusal.message
-    assert "--set context_size=" in (refusal.hint or "")
-    # What the hint says is true, and a step more is not.
-    assert refusal.hint is not None
-    context = int(refusal.hint.rsplit("context_size=", 1)[1].split()[0])
-    for size, fits in ((context, True), (context + 256, False)):
-        answer = ask(model, here, wishes=Wishes(settings={"context_size": str(size)}))
-        assert bool(answer.items) is fits
-
-
-def test_too_big_suggests_one_slot_where_no_context_would_do() -> None:
-    model = recipe(variant("q4", SOURCE, 98_362_432, context_size=512, parallel=64))
-    refusal = refused(ask(model, machine(total=GIB, reserve=GIB // 2)))
-    assert "--set parallel=1" in (refusal.hint or "")
-
-
-def test_too_big_at_any_context_says_so() -> None:
-    model = recipe(variant("q4", SOURCE, 20 * GIB))
-    refusal = refused(ask(model))
-    assert refusal.code == "too_big"
-    assert "smaller model" in (refusal.hint or "")
-
-
-def test_a_limit_of_the_users_counts_as_the_pools_size() -> None:
-    refusal = refused(ask(here=machine(budget=100 * MIB)))
-    assert "setting ram_limit" in refusal.message
+def test_broken_weights_are_refused_with_the_mend_that_fits_their_source() -> None:
+    wrong = Problem(code="gguf_truncated", message="x.gguf is incomplete", hint="copy it again")
+    hub = "hf://o/r@main/x.gguf"
+    model = recipe(variant("own", SOURCE, None), variant("fetched", hub, None))
+    refusal = refused(ask(model, broken={SOURCE: wrong, hub: wrong}))
+    assert refusal.code == "gguf_truncated"
+    own, fetched = refusal.problems
+    assert own.hint == "copy it again"
+    assert fetched.hint == "flexlab rm small and flexlab pull small fetch it anew"
+    (candidate,) = ask(model, broken={SOURCE: wrong}).items
+    assert candidate.variant == "fetched"
+    assert "incomplete" in because(candidate, "not variant own")
 
 
 def test_the_next_variant_is_taken_aloud_when_the_first_cannot_run() -> None:
@@ -225,65 +192,50 @@ def test_the_next_variant_is_taken_aloud_when_the_first_cannot_run() -> None:
     assert "needs 20." in because(candidate, "not variant q4")
 
 
-def test_a_rule_of_thumb_alone_never_refuses() -> None:
-    # 100 slots: the guessed KV cache is far beyond the pool, what is certain is not.
-    model = recipe(variant("q4", SOURCE, 98_362_432, context_size=8192, parallel=100))
-    assert ask(model, machine(total=4 * GIB), known=facts(weights={}), shapes={}).items
-    assert refused(ask(model, machine(total=4 * GIB))).code == "too_big"
-
-
-def test_a_pool_of_unknown_size_refuses_nothing() -> None:
-    assert ask(recipe(variant("q4", SOURCE, 900 * GIB)), machine(total=None)).items
-
-
-def measured(candidate: Candidate, here: Machine, taken: int) -> Candidate:
-    plan = render(
-        candidate,
-        Grant(devices=("cpu",), claims={}),
-        machine=here,
-        facts=facts(),
-        backend_recipe=backend_recipe,
-    )
-    return ask(here=here, known=facts(measured_bytes={plan.hash: {"ram": taken}})).items[0]
-
-
-def test_what_earlier_runs_took_beats_the_estimate_and_both_are_shown() -> None:
-    here = machine()
-    estimated = ask(here=here).items[0]
-    found = measured(estimated, here, 252_000_000)
-    assert found.need("ram") == 252_000_000
-    assert "the estimate was" in because(found, "memory")
-    assert source(found, "memory") == "measurement"
-
-
-def test_a_measured_claim_never_goes_below_the_weights() -> None:
-    here = machine()
-    assert measured(ask(here=here).items[0], here, 1).need("ram") == 98_362_432
-
-
-def test_a_measurement_of_other_settings_does_not_count() -> None:
-    here = machine()
-    plan = render(
-        ask(here=here).items[0],
-        Grant(devices=("cpu",), claims={}),
-        machine=here,
-        facts=facts(),
-        backend_recipe=backend_recipe,
-    )
-    answer = ask(
-        here=here,
-        known=facts(measured_bytes={plan.hash: {"ram": 7}}),
-        wishes=Wishes(settings={"context_size": "8192"}),
-    )
-    assert "measured" not in answer.items[0].needs[0].terms
-
-
 def test_a_context_beyond_the_training_is_cut_aloud() -> None:
     candidate = ask(wishes=Wishes(settings={"context_size": "32768"})).items[0]
     assert candidate.settings["context_size"] == 8192
     (limit,) = candidate.limits
     assert (limit.what, limit.wanted) == ("context_size", "32768")
     assert "8192" in limit.given
+
+
+def test_a_candidate_says_the_context_that_one_request_gets() -> None:
+    asked = {"context_size": "32768", "parallel": "2"}
+    assert [c.context for c in ask().items] == [4096, 1024]
+    assert ask(wishes=Wishes(settings=asked)).items[0].context == 8192
+
+
+def settings_told(candidate: Candidate) -> list[tuple[str, str, str]]:
+    at = [r.choice.partition(" ")[0] for r in candidate.reasons]
+    first, last = at.index("CPU:") + 1, at.index("memory")
+    return [(r.choice, r.because, r.source) for r in candidate.reasons[first:last]]
+
+
+def test_each_setting_is_told_once_with_who_chose_it() -> None:
+    where = "recipes/models/small.yaml:1"
+    model = recipe(variant("q4", SOURCE, 98_362_432, context_size=2048, parallel=2, threads=3))
+    assert settings_told(ask(model).items[0]) == [
+        (
+            "context 2048 tokens a request, 2 requests at a time, 3 threads",
+            "the variant's settings",
+            where,
+        )
+    ]
+    wishes = Wishes(settings={"parallel": "4", "jinja": "false", "threads": "1"})
+    assert settings_told(ask(model, wishes=wishes).items[0]) == [
+        ("4 requests at a time, jinja false, 1 thread", "asked for", "option --set"),
+        ("context 2048 tokens a request", "the variant's settings", where),
+    ]
+    defaults = recipe(variant("q4", SOURCE, 98_362_432))
+    assert settings_told(ask(defaults, wishes=Wishes(settings={"parallel": "2"})).items[0]) == [
+        ("2 requests at a time", "asked for", "option --set"),
+        ("context 4096 tokens a request", "the default of llamacpp", "backend llamacpp"),
+    ]
+    cut = Wishes(settings={"context_size": "32768"})
+    assert settings_told(ask(defaults, wishes=cut).items[0]) == [
+        ("context 8192 tokens a request", "asked for, cut from 32768", "option --set")
+    ]
 
 
 def test_layers_on_a_gpu_that_is_not_used_are_given_up_aloud() -> None:

@@ -70,6 +70,7 @@ def test_context_is_per_request() -> None:
     wishes = Wishes(settings={"context_size": "2048", "parallel": "4"})
     plan = rendered(ask(wishes=wishes).items[0])
     assert (value(plan, "--ctx-size"), value(plan, "--parallel")) == ("8192", "4")
+    assert plan.context == 2048
 
 
 def test_unknown_threads_are_left_to_the_engine_and_that_is_said() -> None:
@@ -81,6 +82,8 @@ def test_unknown_threads_are_left_to_the_engine_and_that_is_said() -> None:
 def test_threads_that_were_asked_for_beat_what_was_found() -> None:
     plan = rendered(ask(wishes=Wishes(settings={"threads": "1"})).items[0])
     assert value(plan, "--threads") == "1"
+    told = [(r.because, r.source) for r in plan.reasons if "thread" in r.choice]
+    assert told == [("asked for", "option --set")]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +166,7 @@ def test_moving_a_word_between_fields_changes_the_hash() -> None:
         {"claims": {"ram": 1}},
         {"priority": 7, "keep": "warm", "group": "g"},
         {"ready": Probe(path="/other"), "start_timeout_s": 1.0, "stop_timeout_s": 1.0},
-        {"on_disconnect": "drain", "problems": (), "hash": "x"},
+        {"on_disconnect": "drain", "problems": (), "hash": "x", "context": 7},
     ],
 )
 def test_why_and_how_long_do_not_change_the_hash(change: dict[str, Any]) -> None:

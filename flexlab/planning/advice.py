@@ -1,0 +1,61 @@
+"""What to give up where a model does not fit: what costs its user least, first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flexlab.backends.base import BackendSettings
+from flexlab.core.units import show_bytes
+from flexlab.planning import fit
+
+CONTEXT_MIN = 512
+"""A smaller context is of no use to anybody."""
+
+# The prompt cache saves time when prompts repeat, slots let requests run side by side; neither
+# changes an answer, as a smaller context does.
+_CHEAP: tuple[dict[str, object], ...] = (
+    {},
+    {"cache_ram_mib": 0},
+    {"parallel": 1},
+    {"parallel": 1, "cache_ram_mib": 0},
+)
+
+
+def advice(
+    settings: BackendSettings, model: fit.Model, overhead_bytes: int, usable_bytes: int
+) -> str:
+    """The first smaller settings that fit, as options and with their need; else the least need."""
+    least = fit.estimate(settings, model, overhead_bytes)
+    options = ""
+    for smaller in _smaller(settings):
+        least = fit.estimate(smaller, model, overhead_bytes)
+        options = _options(settings, smaller)
+        if least.total_bytes <= usable_bytes:
+            return f"it would fit ({_shown(least)}) with {options}"
+    with_options = f" ({options})" if options else ""
+    return (
+        f"too small for this model at any context; the least is {_shown(least)}{with_options}; "
+        "flexlab recipes lists other models"
+    )
+
+
+def _smaller(settings: BackendSettings) -> Iterator[BackendSettings]:
+    """All that is worth trying: the largest context first, and with it the fewest other changes."""
+    wanted = int(getattr(settings, "context_size", CONTEXT_MIN))
+    powers = (1 << bits for bits in reversed(range(wanted.bit_length())))
+    before = settings.model_dump()
+    for context in (wanted, *(size for size in powers if CONTEXT_MIN <= size < wanted)):
+        for update in _CHEAP:
+            is_new = all(before[name] != value for name, value in update.items())
+            if is_new and (update or context != wanted):
+                yield settings.model_copy(update={"context_size": context, **update})
+
+
+def _options(before: BackendSettings, after: BackendSettings) -> str:
+    old, new = before.model_dump(), after.model_dump()
+    names = ("parallel", "cache_ram_mib", "context_size")
+    return " ".join(f"--set {name}={new[name]}" for name in names if new[name] != old[name])
+
+
+def _shown(need: fit.Estimate) -> str:
+    return f"{'about ' if need.guessed else ''}{show_bytes(need.total_bytes)}"
