@@ -83,9 +83,9 @@ class Client:
         """Who answers, and how much it holds."""
         return self._call("GET", "/status", Status, timeout_s=QUICK_TIMEOUT_S)
 
-    def snapshot(self, timeout_s: float = QUICK_TIMEOUT_S) -> Snapshot:
+    def snapshot(self, timeout_s: float | None = None) -> Snapshot:
         """The whole lab at this moment."""
-        return self._call("GET", "/snapshot", Snapshot, timeout_s=timeout_s)
+        return self._call("GET", "/snapshot", Snapshot, timeout_s=timeout_s or QUICK_TIMEOUT_S)
 
     def up(
         self, model: str, wishes: Wishes, *, keep: Keep | None = None, pin: bool | None = None

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 import typer.core
 
+from flexlab.cli import output
 from flexlab.cli.complaints import unknown_command
 from flexlab.core.errors import UsageError
 from flexlab.spec.source import file_source
@@ -29,7 +30,15 @@ class _QuickHelp:
         option = super().get_help_option(ctx)  # type: ignore[misc]
         if option is not None and option.default is None:
             option.default = False
+            option.callback = _show_help
         return option
+
+
+def _show_help(context: Any, _option: Any, is_wanted: bool) -> None:
+    """On stdout as every answer, with what that means where stdout takes none."""
+    if is_wanted and not context.resilient_parsing:
+        output.answer(context.get_help())
+        context.exit()
 
 
 class VerbCommand(_QuickHelp, typer.core.TyperCommand):

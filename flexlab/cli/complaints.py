@@ -43,21 +43,23 @@ def unknown_command(name: str, known: list[str], path: str) -> UsageError:
     return UsageError(f"no command named {name!r}{meant}", f"{path} --help lists them")
 
 
-def usage_error(error: typer.TyperException) -> UsageError:
-    """What was wrong, the usage line, and where to read more."""
+def usage_error(error: typer.TyperException, words: list[str]) -> UsageError:
+    """What was wrong with these words, the usage line, and where to read more."""
     context: Any = getattr(error, "ctx", None)
-    message = _sentence(error, context)
+    message = _sentence(error, context, words)
     if context is None:
-        return UsageError(message, "flexlab --help")
+        verb = next((word for word in words if not word.startswith("-")), "")
+        return UsageError(message, " ".join(f"flexlab {verb} --help".split()))
     usage = " ".join(context.get_usage().split()).removeprefix("Usage: ")
     return UsageError(f"{message}\nusage: {usage}", _hint(error, context))
 
 
-def _sentence(error: typer.TyperException, context: Any) -> str:
+def _sentence(error: typer.TyperException, context: Any, words: list[str]) -> str:
     option = getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities"):
         likely = near(option, error.possibilities or (), limit=1)
-        return f"no option {option}" + (f"; did you mean {likely[0]}?" if likely else "")
+        meant = f"; did you mean {likely[0]}?" if likely else ""
+        return f"no option {_as_typed(option, words)}{meant}"
     message = " ".join(error.format_message().split()).rstrip(".")
     if option is not None:
         wants = "takes no value" if "does not take" in message else "wants a value"
@@ -70,6 +72,14 @@ def _sentence(error: typer.TyperException, context: Any) -> str:
         verbs = ", ".join(context.command.list_commands(context))
         return f"{_verb(context)} wants one of: {verbs}"
     return _lowered(message)
+
+
+def _as_typed(option: str, words: list[str]) -> str:
+    """Of `-hello` Typer names the first letter that it does not know."""
+    if len(option) > 2:
+        return option
+    clusters = [word for word in words if word[:1] == "-" != word[1:2] and option[1] in word]
+    return clusters[0] if clusters else option
 
 
 def _about_value(error: typer.TyperException, param: Any) -> str | None:
@@ -89,7 +99,7 @@ def _about_value(error: typer.TyperException, param: Any) -> str | None:
 
 
 def _too_much(context: Any, message: str) -> str:
-    extra = message.partition("(")[2].rstrip(")")
+    extra = message.removeprefix("Got unexpected extra argument(s) (").removesuffix(")")
     wanted = [p.metavar for p in context.command.params if p.param_type_name == "argument"]
     takes = f"one {wanted[0].strip('[].')}" if wanted else "no arguments"
     return f"{_verb(context)} takes {takes}; {extra!r} is too much"

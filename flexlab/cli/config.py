@@ -95,7 +95,7 @@ def _survey() -> tuple[Loaded, list[str]]:
 
 def _refuse(problems: list[str]) -> None:
     if problems:
-        hint = f"edit {paths.settings_file()}, or unset the variable; flexlab needs all to be right"
+        hint = f"edit {paths.settings_file()}, or unset the variable"
         raise SettingsError("\n".join(problems), hint)
 
 

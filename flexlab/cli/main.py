@@ -145,13 +145,12 @@ def _run(words: list[str]) -> int:
         output.show_error(error, as_json=as_json)
         return error.exit_code
     except typer.TyperException as error:
-        output.show_error(usage_error(error), as_json=as_json)
+        output.show_error(usage_error(error, words), as_json=as_json)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         output.say("interrupted")
         return EXIT_INTERRUPTED
     except Exception as error:
-        output.flush()  # Typer prints help by itself: was it stdout that failed?
         if debug:
             output.show_traceback()
         output.show_error(_unexpected(error), as_json=as_json)

@@ -96,7 +96,7 @@ def runtime_name(word: str | None) -> RuntimeName | None:
     if word is None or word in RUNTIMES:
         return cast("RuntimeName | None", word)
     raise UsageError(
-        f"runtime {word!r} is not in this version: {', '.join(RUNTIMES)}",
+        f"runtime {word!r} is not in this version; there is: {', '.join(RUNTIMES)}",
         f"--runtime {RUNTIMES[0]}, or no --runtime at all",
     )
 
