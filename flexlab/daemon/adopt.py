@@ -172,4 +172,5 @@ def candidate_of(plan: LaunchPlan) -> Candidate:
         priority=plan.priority,
         start_timeout_s=plan.start_timeout_s,
         image=plan.image,
+        context=plan.context,
     )

@@ -6,7 +6,6 @@ Joins the catalogue, the store of weights and the machine into what planning nee
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from flexlab.recipes.catalogue import Catalogue
 from flexlab.recipes.schema import BackendRecipe, ModelRecipe
 from flexlab.runtimes.base import Runtime
 from flexlab.scheduler.views import Known
-from flexlab.spec.machine import Machine
+from flexlab.spec.machine import Machine, Problem
 from flexlab.spec.plan import (
     Candidate,
     Candidates,
@@ -35,7 +34,7 @@ from flexlab.spec.plan import (
     Wishes,
 )
 from flexlab.spec.source import parse_source
-from flexlab.weights.gguf import GgufHeader, read_header
+from flexlab.weights.gguf import GgufHeader, check_whole, read_header
 from flexlab.weights.store import Store
 
 log = logging.getLogger(__name__)
@@ -206,6 +205,7 @@ class Registry:
         recipe = self.recipe(model)
         weights = tuple(w for variant in recipe.variants for w in variant.plan_weights())
         facts = self.facts(weights)
+        shapes, broken = self._look_into(facts.weights)
         found = candidates(
             recipe,
             self.machine(),
@@ -214,7 +214,8 @@ class Registry:
             backend_recipe=self._catalogue.backend,
             where=self._catalogue.where(recipe),
             default_runtime=self.settings.runtime,
-            shapes=self._shapes(facts),
+            shapes=shapes,
+            broken=broken,
         )
         if (told := self._told("start_timeout_s")) is not None:
             items = tuple(msgspec.structs.replace(c, start_timeout_s=told) for c in found.items)
@@ -227,19 +228,35 @@ class Registry:
         )
         return Planned(candidates=found, missing=missing)
 
-    def _shapes(self, facts: Facts) -> dict[str, GgufHeader]:
-        """Headers of the installed GGUF files by source; the engine refuses broken ones."""
+    def _look_into(
+        self, weights: Mapping[str, str]
+    ) -> tuple[dict[str, GgufHeader], dict[str, Problem]]:
+        """Of the installed GGUF files, by source: their headers, and what is wrong with them."""
         shapes: dict[str, GgufHeader] = {}
-        for source, path in facts.weights.items():
+        broken: dict[str, Problem] = {}
+        for source, path in weights.items():
             if parse_source(source).format != "gguf":  # a file in a hub's cache has no suffix
                 continue
-            with contextlib.suppress(OSError, WeightsError):
-                info = Path(path).stat()
-                key = (path, info.st_size, info.st_mtime_ns)
-                if key not in self._headers:
-                    self._headers[key] = read_header(Path(path))
-                shapes[source] = self._headers[key]
-        return shapes
+            try:
+                shapes[source] = self._header(Path(path))
+            except WeightsError as error:
+                broken[source] = Problem(
+                    code=error.code, message=error.message, hint=error.hint or ""
+                )
+        return shapes, broken
+
+    def _header(self, path: Path) -> GgufHeader:
+        """Raises WeightsError for what is no GGUF file, or not all of one."""
+        try:
+            info = path.stat()
+        except OSError as error:
+            raise WeightsError(f"{path} cannot be read: {error.strerror}") from error
+        key = (str(path), info.st_size, info.st_mtime_ns)
+        if key not in self._headers:
+            header = read_header(path)
+            check_whole(path, header)
+            self._headers[key] = header
+        return self._headers[key]
 
     def render(self, candidate: Candidate, grant: Grant) -> LaunchPlan:
         """How it is launched, with the weights where they are now."""

@@ -66,7 +66,7 @@ class Views:
             crashes=model.crashes,
             last_load_s=model.last_load_s,
             problem=model.problem,
-            **msgspec.structs.asdict(known),
+            **msgspec.structs.asdict(known) | _running_context(instances),
         )
 
     def _word(
@@ -145,6 +145,12 @@ class Views:
 
     def _wall(self, when: float) -> float:
         return when + self._offset
+
+
+def _running_context(instances: list[Instance]) -> dict[str, int]:
+    """What one request really gets of what runs; beside that, the recipe's word counts."""
+    found = [i.candidate.context for i in instances if i.candidate.context is not None]
+    return {"context": found[0]} if found else {}
 
 
 def _instance_word(instance: Instance) -> ModelWord:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from daemon_lab import Lab, Start, write_recipe
+from daemon_lab import Lab, Start, gguf, write_recipe
 
 from flexlab import client
 from flexlab.core import paths
@@ -142,7 +142,7 @@ async def test_a_record_of_a_newer_flexlab_is_left_alone(home: Path, start: Star
 
 async def test_a_derived_model_is_known_again(home: Path, start: Start) -> None:
     weights = home / "Mine.Q4.gguf"
-    weights.write_bytes(b"GGUF" + bytes(996))
+    weights.write_bytes(gguf())
     first = await start()
     await up(f"file://{weights}")
     (name,) = first.running()

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from daemon_lab import Start, write_recipe
+from daemon_lab import Start, gguf, write_recipe
 
 from flexlab import client
 from flexlab.core import paths
@@ -80,7 +80,7 @@ async def test_a_derived_model_is_adopted_without_the_file_of_decisions(
     home: Path, start: Start
 ) -> None:
     weights = home / "mine.gguf"
-    weights.write_bytes(b"GGUF" + bytes(996))
+    weights.write_bytes(gguf())
     first = await start()
     await up(f"file://{weights}")
     await start.end(first)  # type: ignore[attr-defined]

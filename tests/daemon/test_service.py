@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon_lab import Start, write_recipe
+from daemon_lab import Start, gguf, write_recipe
 
 from flexlab import client
 from flexlab.core.errors import FlexLabError, ProxyError
@@ -78,7 +78,7 @@ async def test_what_a_model_cannot_do_is_a_400_that_says_what_it_can(
 
 async def test_a_path_is_a_name_for_as_long_as_its_model_runs(home: Path, start: Start) -> None:
     weights = home / "my model.gguf"
-    weights.write_bytes(b"GGUF" + bytes(996))
+    weights.write_bytes(gguf())
     source = weights.as_uri()
     lab = await start()
     await in_thread(up, source)
@@ -91,11 +91,23 @@ async def test_a_path_is_a_name_for_as_long_as_its_model_runs(home: Path, start:
     assert lab.running() == []
 
 
+async def test_a_file_that_was_cut_short_is_refused_before_any_engine_starts(
+    home: Path, start: Start
+) -> None:
+    weights = home / "cut.gguf"
+    weights.write_bytes(gguf()[:40])
+    lab = await start()
+    (step,) = await in_thread(up, weights.as_uri())
+    assert step.kind == "refused"
+    assert "cut.gguf" in step.text
+    assert lab.service.events.after(0)[-1].kind == "daemon", "nothing was tried"
+
+
 async def test_a_path_that_never_ran_is_no_model_of_the_lab(
     home: Path, start: Start, world: DemoWorld
 ) -> None:
     weights = home / "broken.gguf"
-    weights.write_bytes(b"GGUF" + bytes(996))
+    weights.write_bytes(gguf())
     world.behaviours["broken"] = Behaviour(fail_load="not a model at all")
     lab = await start()
     assert (await in_thread(up, weights.as_uri()))[-1].kind == "refused"
