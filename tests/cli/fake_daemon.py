@@ -85,7 +85,12 @@ class FakeDaemon:
         self.pieces: list[str] = list(ANSWER)
         self.chat_hangs = False
         """Whether a streamed answer never ends after its pieces."""
+        self.chat_came = threading.Event()
         self.chat_left = threading.Event()
+        self.chat_waits: threading.Event | None = None
+        """Until it is set, an answer does not begin."""
+        self.finish_reason = "stop"
+        self.started_at = time.time() - 90
 
     def __enter__(self) -> FakeDaemon:
         paths.private_dir(paths.state_dir())
@@ -94,7 +99,7 @@ class FakeDaemon:
         socket_path = paths.socket_path()
         paths.private_dir(socket_path.parent)
         socket_path.unlink(missing_ok=True)
-        self._gateway = ThreadingHTTPServer(("127.0.0.1", 0), _gateway_handler(self))
+        self._gateway = _GatewayServer(("127.0.0.1", 0), _gateway_handler(self))
         self.address = f"http://127.0.0.1:{self._gateway.server_address[1]}"
         self._control = _ControlServer(str(socket_path), _control_handler(self))
         for server in (self._gateway, self._control):
@@ -130,7 +135,7 @@ class FakeDaemon:
             hostname="box",
             installation="test",
             pid=os.getpid(),
-            started_at=time.time() - 90,
+            started_at=self.started_at,
             at=time.time(),
             address=self.address,
             models=self.models,
@@ -169,7 +174,18 @@ def up_story() -> list[UpStep]:
     ]
 
 
-class _ControlServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+class _Quiet(socketserver.BaseServer):
+    """Clients that leave in the middle are what the tests are about."""
+
+    def handle_error(self, *_: object) -> None:
+        pass
+
+
+class _GatewayServer(_Quiet, ThreadingHTTPServer):
+    pass
+
+
+class _ControlServer(_Quiet, socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     request_queue_size = 32
 
@@ -268,19 +284,22 @@ def _gateway_handler(daemon: FakeDaemon) -> type[_Handler]:
         def do_POST(self) -> None:
             body = self.body()
             daemon.chats.append(body)
+            daemon.chat_came.set()
             if self.path in daemon.errors:
                 status, error = daemon.errors[self.path]
                 self.answer(json.dumps({"error": error}).encode(), status)
                 return
+            if daemon.chat_waits is not None:
+                assert daemon.chat_waits.wait(20)
             if body.get("stream") and daemon.chat_hangs:
                 self.send_response(200)
                 self.end_headers()
-                self.wfile.writelines(list(_sse(daemon.pieces))[: len(daemon.pieces)])
+                self.wfile.writelines(list(_sse(daemon))[: len(daemon.pieces)])
                 with contextlib.suppress(OSError):
                     self.rfile.read(1)  # ends when the client leaves
                 daemon.chat_left.set()
             elif body.get("stream"):
-                self.stream(_sse(daemon.pieces), "text/event-stream")
+                self.stream(_sse(daemon), "text/event-stream")
             else:
                 message = {"role": "assistant", "content": "".join(daemon.pieces)}
                 self.answer(json.dumps({"choices": [{"message": message}]}).encode())
@@ -288,11 +307,11 @@ def _gateway_handler(daemon: FakeDaemon) -> type[_Handler]:
     return Gateway
 
 
-def _sse(pieces: list[str]) -> Iterator[bytes]:
-    for piece in pieces:
+def _sse(daemon: FakeDaemon) -> Iterator[bytes]:
+    for piece in daemon.pieces:
         yield _data({"choices": [{"index": 0, "delta": {"content": piece}}]})
-    yield _data({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-    usage = {"prompt_tokens": 7, "completion_tokens": len(pieces)}
+    yield _data({"choices": [{"index": 0, "delta": {}, "finish_reason": daemon.finish_reason}]})
+    usage = {"prompt_tokens": 7, "completion_tokens": len(daemon.pieces)}
     yield _data({"choices": [], "usage": usage, "timings": {"predicted_per_second": 42.5}})
     yield b"data: [DONE]\n\n"
 
@@ -306,7 +325,7 @@ def _status(daemon: FakeDaemon) -> dict[str, Any]:
         "flexlab_version": daemon.version,
         "pid": os.getpid(),
         "address": daemon.address,
-        "started_at": time.time() - 90,
+        "started_at": daemon.started_at,
         "installation": "test",
         "holds": len(daemon.instances),
     }

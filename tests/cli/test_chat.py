@@ -2,60 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import select
 import signal
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_process import command, environment
+from cli_process import command
 from fake_daemon import ANSWER, FakeDaemon
+from terminal import Terminal
 
-
-class Terminal:
-    """A command that believes a person types into it."""
-
-    def __init__(self, *words: str) -> None:
-        self.fd, child = pty.openpty()
-        self.seen = ""
-        self.process = subprocess.Popen(
-            command(*words),
-            stdin=child,
-            stdout=child,
-            stderr=child,
-            env=environment(TERM="xterm"),
-            start_new_session=True,
-        )
-        os.close(child)
-
-    def type(self, text: str) -> None:
-        os.write(self.fd, text.encode())
-
-    def expect(self, text: str, deadline_s: float = 20) -> None:
-        """Reads until `text` has been shown since the last `expect`."""
-        deadline = time.monotonic() + deadline_s
-        while text not in self.seen:
-            ready, _, _ = select.select([self.fd], [], [], max(0, deadline - time.monotonic()))
-            assert ready, f"{text!r} was not shown, but {self.seen!r}"
-            self.seen += os.read(self.fd, 65536).decode(errors="replace")
-        self.seen = self.seen.split(text, 1)[1]
-
-    def exit_code(self) -> int:
-        return self.process.wait(20)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self.fd)
+from flexlab import client
+from flexlab.client import Client
 
 
 @pytest.fixture
 def chat(home: Path, daemon: FakeDaemon) -> Iterator[Terminal]:
-    terminal = Terminal("run", "smollm2", "--system", "be brief")
+    terminal = Terminal(command("run", "smollm2", "--system", "be brief"))
     terminal.expect("chatting with")
     terminal.expect("> ")
     yield terminal
@@ -67,8 +29,7 @@ def test_a_chat_remembers_what_was_said_and_forgets_on_clear(
 ) -> None:
     for words in ("hello", "and again", "/clear", "anew"):
         chat.type(f"{words}\n")
-        if words != "/clear":
-            chat.expect(ANSWER)
+        chat.expect("conversation forgotten" if words == "/clear" else ANSWER)
         chat.expect("> ")
     chat.type("/bye\n")
     assert chat.exit_code() == 0
@@ -109,3 +70,39 @@ def test_a_refused_question_is_a_sentence_and_the_chat_goes_on(
     chat.type("\x04")
     assert chat.exit_code() == 0
     assert len(daemon.chats[-1]["messages"]) == 2
+
+
+def test_a_chat_goes_on_with_a_new_daemon_where_the_old_one_ended(
+    chat: Terminal, daemon: FakeDaemon
+) -> None:
+    chat.type("hello\n")
+    chat.expect(ANSWER)
+    chat.expect("> ")
+    daemon.close()
+    chat.type("are you there?\n")
+    chat.expect("starting the daemon")
+    chat.expect(ANSWER)
+    chat.type("/bye\n")
+    assert chat.exit_code() == 0
+    info = client.read_lock_file()
+    assert info
+    Client(info).shutdown(stop_models=True)
+
+
+def test_a_chat_says_which_commands_there_are_and_that_an_answer_is_empty(
+    chat: Terminal, daemon: FakeDaemon
+) -> None:
+    chat.type("/help me\n")
+    chat.expect("no command /help; /bye leaves")
+    daemon.pieces = []
+    chat.type("hello\n")
+    chat.expect("(empty answer)")
+
+
+def test_a_closed_terminal_ends_a_chat(chat: Terminal, daemon: FakeDaemon) -> None:
+    daemon.pieces, daemon.chat_hangs = ["so it begins"], True
+    chat.type("a long story\n")
+    chat.expect("so it begins")
+    chat.process.send_signal(signal.SIGHUP)
+    assert chat.exit_code() == 130
+    assert daemon.chat_left.wait(10)

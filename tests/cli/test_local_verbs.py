@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
+import re
+import socket
 import struct
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_process import Flexlab, command, environment
+from cli_process import Flexlab
 from fake_daemon import FakeDaemon
 
 from flexlab.core import paths
@@ -37,7 +40,7 @@ def installed(home: Path) -> Path:
 def test_pull_of_a_path_of_yours_uses_it_in_place(flexlab_here: Flexlab, gguf: Path) -> None:
     shown = flexlab_here("pull", "./my-model.gguf", "--json")
     assert shown.returncode == 0, shown.stderr
-    assert json.loads(shown.stdout)[0]["paths"] == [str(gguf)]
+    assert json.loads(shown.stdout)["models"][0]["paths"] == [str(gguf)]
     shown = flexlab_here("rm", "./my-model.gguf", "--yes")
     assert shown.returncode == 0, shown.stderr
     assert gguf.exists()
@@ -72,10 +75,27 @@ def test_ls_shows_files_sizes_and_free_space(flexlab_here: Flexlab, installed: P
     assert "2K used" in flexlab_here("ls").stdout
 
 
-def test_rm_asks_and_without_an_answer_deletes_nothing(flexlab_here: Flexlab) -> None:
+def test_rm_asks_and_without_an_answer_deletes_nothing(
+    flexlab_here: Flexlab, daemon: FakeDaemon
+) -> None:
     shown = flexlab_here("rm", "smollm2")
     assert shown.returncode == 2
-    assert "flexlab rm smollm2 --yes" in shown.stderr
+    assert "nobody is here to ask" in shown.stderr
+    assert "flexlab rm smollm2-135m --yes" in shown.stderr
+    assert daemon.bodies("POST /rm") == []
+
+
+def test_rm_of_a_name_that_is_none_says_so_before_it_asks(flexlab_here: Flexlab) -> None:
+    shown = flexlab_here("rm", "smolm2")
+    assert shown.returncode == 2
+    assert "no model named 'smolm2'; did you mean smollm2" in shown.stderr
+
+
+def test_rm_asks_nobody_where_nothing_is_installed(flexlab_here: Flexlab) -> None:
+    shown = flexlab_here("rm", "smollm2", "--json")
+    assert shown.returncode == 0
+    [removed] = json.loads(shown.stdout)["models"]
+    assert removed == {"model": "smollm2-135m", "removed": [], "freed_bytes": 0}
 
 
 def test_rm_with_a_daemon_leaves_the_decision_to_it(
@@ -112,6 +132,28 @@ def test_recipes_check_reports_every_problem_of_every_file(
     assert json.loads(shown.stdout)["error"]["code"] == "recipe"
 
 
+def test_recipes_check_without_a_file_checks_all_of_yours(flexlab_here: Flexlab) -> None:
+    assert flexlab_here("recipes", "check").returncode == 0
+    folder = paths.user_recipes_dir() / "models"
+    folder.mkdir(parents=True)
+    (folder / "broken.yaml").write_text("name: broken\nalias: [x]\n")
+    for words in ((), (str(paths.user_recipes_dir()),)):
+        shown = flexlab_here("recipes", "check", *words)
+        assert shown.returncode == 2
+        assert "broken.yaml:2" in shown.stderr
+        assert "hint: flexlab recipes check" not in shown.stderr
+
+
+def test_a_broken_recipe_is_one_line_in_a_list(flexlab_here: Flexlab) -> None:
+    folder = paths.user_recipes_dir() / "models"
+    folder.mkdir(parents=True)
+    (folder / "broken.yaml").write_text("name: broken\nalias: [x]\ncontext: many\n")
+    [line] = flexlab_here("recipes").stderr.splitlines()
+    assert f"flexlab recipes check {folder / 'broken.yaml'}" in line
+    told = flexlab_here("doctor", "--offline").stdout
+    assert told.count("warn  recipes") == 1
+
+
 def test_a_wrong_recipe_of_yours_is_skipped_and_said(flexlab_here: Flexlab) -> None:
     folder = paths.user_recipes_dir() / "models"
     folder.mkdir(parents=True)
@@ -122,29 +164,6 @@ def test_a_wrong_recipe_of_yours_is_skipped_and_said(flexlab_here: Flexlab) -> N
     assert "broken.yaml" in shown.stderr
 
 
-def test_config_show_says_what_decided_a_value(flexlab_here: Flexlab) -> None:
-    paths.config_dir().mkdir(parents=True)
-    paths.settings_file().write_text("port: 9000\nidle_timeout: 5min\n")
-    shown = json.loads(flexlab_here("config", "show", "--json", FLEXLAB_PORT="9001").stdout)
-    assert shown["port"] == {"value": 9001, "source": "FLEXLAB_PORT", "key": "port"}
-    assert shown["idle_timeout_s"]["value"] == 300
-    assert shown["idle_timeout_s"]["source"] == "settings.yaml:2"
-
-
-def test_config_check_reports_all_that_is_wrong(flexlab_here: Flexlab) -> None:
-    paths.config_dir().mkdir(parents=True)
-    paths.settings_file().write_text("prot: 1\nidle_timeout: soon\n")
-    shown = flexlab_here("config", "check")
-    assert shown.returncode == 2
-    assert "settings.yaml:1" in shown.stderr
-    assert "settings.yaml:2" in shown.stderr
-
-
-def test_config_path_works_while_the_settings_are_wrong(flexlab_here: Flexlab) -> None:
-    shown = flexlab_here("config", "path", "--json", FLEXLAB_PORT="x")
-    assert json.loads(shown.stdout)["settings"] == str(paths.settings_file())
-
-
 def test_doctor_finds_nothing_wrong_with_a_daemon_that_runs(
     flexlab_here: Flexlab, daemon: FakeDaemon
 ) -> None:
@@ -153,72 +172,45 @@ def test_doctor_finds_nothing_wrong_with_a_daemon_that_runs(
     assert levels["daemon"] == levels["settings"] == levels["recipes"] == "ok"
 
 
-def test_doctor_exits_1_and_names_the_mend(flexlab_here: Flexlab, home: Path) -> None:
-    import socket
+@pytest.fixture
+def taken() -> Iterator[tuple[int, int]]:
+    """A process of another program that listens, and its port."""
+    script = (
+        "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); "
+        "print(s.getsockname()[1], flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        yield process.pid, int(process.stdout.readline())
+        process.kill()
 
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        shown = flexlab_here(
-            "doctor", "--offline", FLEXLAB_PORT=port, FLEXLAB_DATA_DIR="/dev/null/x"
-        )
+
+def test_doctor_exits_1_and_names_the_mend(flexlab_here: Flexlab, taken: tuple[int, int]) -> None:
+    pid, port = taken
+    shown = flexlab_here(
+        "doctor", "--offline", FLEXLAB_PORT=str(port), FLEXLAB_DATA_DIR="/dev/null/x"
+    )
     assert shown.returncode == 1
-    assert f"fail  port: 127.0.0.1:{port} cannot be used" in shown.stdout
+    assert f"fail  port: 127.0.0.1:{port} is taken by pid {pid} (" in shown.stdout
+    [free] = re.findall(r"-> FLEXLAB_PORT=(\d+) flexlab up MODEL", shown.stdout)
+    socket.create_server(("127.0.0.1", int(free))).close()
     assert "fail  data folder" in shown.stdout
     assert "FLEXLAB_DATA_DIR=" in shown.stdout
+
+
+def test_doctor_fails_where_weights_cannot_be_put(flexlab_here: Flexlab, home: Path) -> None:
+    (home / "file").write_text("a file, where a folder is wanted")
+    shown = flexlab_here("doctor", "--offline", FLEXLAB_MODELS_DIR=str(home / "file"))
+    assert shown.returncode == 1
+    assert "fail  models folder" in shown.stdout
 
 
 def test_doctor_survives_wrong_settings(flexlab_here: Flexlab) -> None:
     shown = flexlab_here("doctor", "--offline", FLEXLAB_PORT="x")
     assert shown.returncode == 1
     assert "fail  settings: FLEXLAB_PORT" in shown.stdout
-
-
-def test_bash_completes_verbs_models_and_files(home: Path, gguf: Path) -> None:
-    script = """
-        source <(flexlab completion bash)
-        complete_words() {
-            COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
-            _flexlab; echo "${COMPREPLY[*]}"
-        }
-        complete_words flexlab comp
-        complete_words flexlab up smollm2-
-        complete_words flexlab recipes ch
-        complete_words flexlab up my-
-        complete_words flexlab --debug
-    """
-    bin_folder = home / "bin"
-    bin_folder.mkdir()
-    (bin_folder / "flexlab").write_text(f'#!/bin/sh\nexec {" ".join(command())} "$@"\n')
-    (bin_folder / "flexlab").chmod(0o755)
-    env = environment()
-    done = subprocess.run(
-        ["bash", "-c", script],
-        env={**env, "PATH": f"{bin_folder}:{env['PATH']}"},
-        capture_output=True,
-        text=True,
-        cwd=home,
-    )
-    assert done.stderr == ""
-    assert done.stdout.splitlines() == [
-        "completion",
-        "smollm2-135m",
-        "check",
-        "my-model.gguf",
-        "",
-    ]
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_completion_script_is_valid(flexlab_here: Flexlab, home: Path, shell: str) -> None:
-    script = flexlab_here("completion", shell)
-    assert script.returncode == 0
-    assert "doctor" in script.stdout
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed: its syntax is not checked")
-    file = home / "script"
-    file.write_text(script.stdout)
-    checked = subprocess.run([shell, "-n", str(file)], capture_output=True, text=True)
-    assert checked.returncode == 0, checked.stderr
 
 
 def test_version_names_engine_and_daemon(flexlab_here: Flexlab, daemon: FakeDaemon) -> None:

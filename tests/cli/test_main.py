@@ -62,6 +62,39 @@ def test_wrong_words_give_the_usage_line_and_exit_2(
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("up --jsn", "no option --jsn; did you mean --json?"),
+        ("up smollm2 extra", "up takes one MODEL; 'extra' is too much"),
+        ("ps extra", "ps takes no arguments; 'extra' is too much"),
+        ("run smollm2 --temperature warm", "--temperature wants a number, not 'warm'"),
+        ("logs smollm2 -n few", "--lines wants a whole number, not 'few'"),
+        ("run smollm2 --max-tokens 0", "--max-tokens must be at least 1, not 0"),
+        ("up smollm2 --runtime", "--runtime wants a value"),
+        ("recipes show", "MODEL is missing"),
+        ("recipes chek", "no command named 'chek'; did you mean check?"),
+        ("config", "config wants one of: path, show, check"),
+        ("stop smollm2", "no command named 'stop'; did you mean down?"),
+        ("list", "no command named 'list'; did you mean ls?"),
+    ],
+)
+def test_what_is_wrong_with_the_words_is_said_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], words: str, said: str
+) -> None:
+    assert main.run(words.split()) == 2
+    assert capsys.readouterr().err.startswith(f"error: {said}\n")
+
+
+def test_help_is_a_verb_too(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["help"], ["--help"], ["help", "down"], ["down", "--help"]):
+        assert main.run(words) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("Usage: flexlab down [OPTIONS] [MODEL]...") == 2
+    assert shown.count("Usage: flexlab [OPTIONS] COMMAND") == 2
+    assert main.run(["help", "dwon"]) == 2
+
+
 def test_errors_are_json_too_when_json_was_asked_for(flexlab: Flexlab) -> None:
     shown = flexlab("down", "--json")
     error = json.loads(shown.stdout)["error"]

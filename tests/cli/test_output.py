@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from flexlab.cli import output, table
 from flexlab.core.errors import FlexLabError
+from flexlab.core.units import show_seconds
 from flexlab.spec.lab import Progress
 
 COLUMNS = (
@@ -92,6 +93,28 @@ def test_a_progress_line_shows_bytes_rate_and_time_left() -> None:
         "smollm2  ###############---------------  50.0M of 100.0M  10.0M/s  5 s left"
     )
     assert output.progress_line(progress, 39, is_unicode=False).startswith("smollm2  ##")
+
+
+@given(text=st.text("ab 日\n", max_size=200), width=st.integers(4, 60))
+def test_long_lines_are_broken_between_words_alone(text: str, width: int) -> None:
+    lines = table.fold(text, width)
+    assert " ".join("\n".join(lines).split()) == " ".join(text.split())
+    for line in lines:
+        assert table.cell_width(line) <= width or len(line.split()) <= 1
+
+
+def test_what_follows_a_break_is_indented_below_its_line() -> None:
+    assert table.fold("error: it is not there", 16) == ["error: it is not", "  there"]
+    assert table.fold("  a note that goes on", 12) == ["  a note", "    that", "    goes on"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.42, "0.4 s"), (5.0, "5 s"), (9.97, "10 s"), (59.6, "1m"), (200, "3m 20s"), (900, "15m"),
+     (7200, "2h"), (360_000, "4d 4h"), (None, "?")],
+)  # fmt: skip
+def test_durations_have_no_parts_that_say_nothing(seconds: float | None, shown: str) -> None:
+    assert show_seconds(seconds) == shown
 
 
 class Terminal(io.StringIO):

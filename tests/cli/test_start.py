@@ -86,7 +86,9 @@ def test_a_typo_starts_no_daemon(flexlab: Flexlab) -> None:
     assert not paths.lock_file().exists()
 
 
-def test_ctrl_c_in_up_ends_the_daemon_that_it_started(home: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_in_up_ends_the_daemon_that_it_started(home: Path, number: signal.Signals) -> None:
+    """So does a terminal that is closed, and a plain kill."""
     process = subprocess.Popen(
         command("up", "smollm2"),
         stdout=subprocess.PIPE,
@@ -97,9 +99,10 @@ def test_ctrl_c_in_up_ends_the_daemon_that_it_started(home: Path) -> None:
     assert process.stderr
     while "loading" not in process.stderr.readline():
         pass
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
+    assert "withdrawn" in err
     assert "Traceback" not in err
     wait_for(lambda: not client.lock_is_held())
 

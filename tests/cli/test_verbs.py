@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 
 import pytest
 from cli_process import Flexlab
 from fake_daemon import ANSWER, MODEL, FakeDaemon, instance_view, model_view, up_ready, up_story
 
+from flexlab.core import paths
 from flexlab.spec.lab import UpStep
 from flexlab.spec.machine import Problem
 from flexlab.spec.plan import Refusal
@@ -46,6 +49,37 @@ def test_ps_shows_cold_models_only_when_asked(flexlab_here: Flexlab, daemon: Fak
     daemon.instances = ()
     assert MODEL not in flexlab_here("ps").stdout
     assert MODEL in flexlab_here("ps", "--all").stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        ({"unload_at": time.time() + 3600}, "idle 2 s, unloads in"),
+        ({"unload_at": None, "keep": "warm"}, "idle 2 s, kept"),
+        ({"unload_at": None, "keep": "warm", "pinned": True}, "idle 2 s, kept, pinned"),
+        ({"idle_since": None, "pinned": True}, "pinned"),
+    ],
+)
+def test_ps_says_how_long_a_model_stays(
+    flexlab_here: Flexlab, daemon: FakeDaemon, more: dict[str, object], shown: str
+) -> None:
+    daemon.models = (model_view(**{"idle_since": time.time() - 2, **more}),)
+    [_, row] = flexlab_here("ps", COLUMNS="80").stdout.splitlines()
+    assert shown in row
+
+
+def test_ps_tells_of_a_failure_whole_however_narrow_the_table(
+    flexlab_here: Flexlab, daemon: FakeDaemon
+) -> None:
+    why = "the engine ended: " + "it said very much " * 8
+    until = time.time() + 4.4
+    daemon.models = (
+        model_view(word="failed", why=why, instances=(), idle_since=None, until=until),
+    )
+    shown = flexlab_here("ps", COLUMNS="80")
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+    assert "next try in 4 s" in shown.stdout
+    assert f"{MODEL} failed: {why.strip()} (flexlab logs {MODEL})" in shown.stderr
 
 
 def test_ps_without_a_daemon_says_so_and_succeeds(flexlab_here: Flexlab) -> None:
@@ -100,6 +134,36 @@ def test_up_of_a_running_model_is_short_and_probes_nothing(
     shown = flexlab_here("up", "smollm2")
     assert shown.stdout.strip() == f"{MODEL} is running at {daemon.address}/v1"
     assert daemon.chats == []
+
+
+def test_up_of_a_running_model_says_what_now_holds(
+    flexlab_here: Flexlab, daemon: FakeDaemon
+) -> None:
+    held = model_view(keep="warm", pinned=True)
+    daemon.steps = [UpStep(kind="ready", model=held, instance=instance_view())]
+    shown = flexlab_here("up", "smollm2", "--keep", "--pin").stdout
+    assert "\nkept " in shown
+    assert "\npinned " in shown
+    daemon.steps = [up_ready()]
+    assert "\nnot kept " in flexlab_here("up", "smollm2", "--no-keep").stdout
+
+
+def test_that_it_is_ready_is_said_once(flexlab_here: Flexlab, daemon: FakeDaemon) -> None:
+    daemon.steps = up_story()
+    daemon.steps.insert(-1, UpStep(kind="event", text=f"{MODEL}: ready (loaded in 0.8 s)"))
+    shown = flexlab_here("up", "smollm2", "--no-probe")
+    assert "ready" not in shown.stderr
+    assert shown.stdout.startswith(f"{MODEL} is ready")
+
+
+@pytest.mark.parametrize("runtime", ["docker", "k3s", "demo", "external"])
+def test_a_runtime_of_another_version_is_refused_here(
+    flexlab_here: Flexlab, daemon: FakeDaemon, runtime: str
+) -> None:
+    shown = flexlab_here("up", "smollm2", "--runtime", runtime)
+    assert shown.returncode == 2
+    assert f"runtime '{runtime}' is not in this version; there is: process" in shown.stderr
+    assert daemon.requests == []
 
 
 def test_up_as_json_holds_endpoint_and_probe(flexlab_here: Flexlab, daemon: FakeDaemon) -> None:
@@ -199,8 +263,20 @@ def test_logs_prints_lines_without_their_escape_codes(
     assert "tail=5" in daemon.bodies("GET /logs")[0]
 
 
-def test_logs_without_a_daemon_exits_4(flexlab_here: Flexlab) -> None:
-    assert flexlab_here("logs", "smollm2").returncode == 4
+def test_logs_without_a_daemon_shows_the_last_start(flexlab_here: Flexlab) -> None:
+    never = flexlab_here("logs", "smollm2")
+    assert never.returncode == 2
+    assert "never started" in never.stderr
+    paths.logs_dir().mkdir(parents=True)
+    for at, word in enumerate(("00000002", "00000001")):
+        log = paths.logs_dir() / f"{MODEL}-{word}.log"
+        log.write_text(f"start {at}\n\x1b[31mlast words {at}\n")
+        os.utime(log, (at, at))
+    shown = flexlab_here("logs", "smollm2", "-n", "1")
+    assert shown.returncode == 0
+    assert shown.stdout == "last words 1\n"
+    assert "not running" in shown.stderr
+    assert flexlab_here("logs", "smolm2").returncode == 2
 
 
 def test_run_streams_the_answer_to_stdout(flexlab_here: Flexlab, daemon: FakeDaemon) -> None:
