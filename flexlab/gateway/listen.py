@@ -8,6 +8,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,13 +97,20 @@ def port_owner(port: int, proc: Path = Path("/proc")) -> PortOwner | None:
         return None
     wanted = {f"socket:[{inode}]" for inode in inodes}
     for folder in proc.glob("[0-9]*"):
-        try:
-            held = {os.readlink(entry) for entry in (folder / "fd").iterdir()}
-        except OSError:
-            continue
-        if held & wanted:
+        if wanted & set(_open_files(folder)):
             return PortOwner(int(folder.name), _command(folder))
     return None
+
+
+def _open_files(folder: Path) -> Iterator[str]:
+    """What a process has open, as far as it may be seen; some of it closes meanwhile."""
+    try:
+        entries = list((folder / "fd").iterdir())
+    except OSError:
+        return
+    for entry in entries:
+        with suppress(OSError):
+            yield os.readlink(entry)
 
 
 def _listening_inodes(port: int, proc: Path) -> Iterator[str]:

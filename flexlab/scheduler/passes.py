@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from flexlab.scheduler.place import Asker, Occupancy, Room, place
-from flexlab.scheduler.policy import Occupant, Phase, Policy, drain_s, turn_s
+from flexlab.scheduler.occupancy import held, occupancy, occupant
+from flexlab.scheduler.place import Asker, Occupancy, place
+from flexlab.scheduler.policy import Policy, drain_s, turn_s
 from flexlab.scheduler.state import (
     NEVER,
     HeldLease,
@@ -28,15 +29,6 @@ from flexlab.spec.plan import Placement, Refusal
 
 if TYPE_CHECKING:
     from flexlab.scheduler.scheduler import Effects
-
-_PHASE: dict[InstanceState, Phase] = {
-    "starting": "starting",
-    "loading": "loading",
-    "ready": "ready",
-    "draining": "draining",
-    "stopping": "stopping",
-    "failed": "stopping",
-}
 
 
 class Passes:
@@ -61,6 +53,10 @@ class Passes:
         self._wall = wall
         self._by_model: dict[str, list[Instance]] = {}
         self._gone_waiters: dict[str, list[asyncio.Future[bool]]] = {}
+        self._contested = False
+        """Whether any model has waiters; kept by the pass, for the way of every request."""
+        self._wanted_pools: frozenset[str] = frozenset()
+        """Pools that a warm model which is out waits for."""
         self._passing = False
         self._again = False
         self._wake = NEVER
@@ -77,6 +73,7 @@ class Passes:
             while self._again:
                 self._again = False
                 now = self._clock()
+                self._wanted_pools = self._pools_of_warm_models_that_are_out()
                 self._expire(now)
                 self._settle_drains(now)
                 self._admit_waiters()
@@ -86,6 +83,7 @@ class Passes:
                     self._restore_warm(now)
         finally:
             self._passing = False
+        self._contested = any(model.waiters for model in self.models.values())
         self._set_wake(self._clock())
 
     def _expire(self, now: float) -> None:
@@ -141,9 +139,9 @@ class Passes:
             if model.candidates is None:
                 self._prepare(model, now)
                 continue
-            occupancy = self._occupancy(now, reserved)
+            occupied = self._occupancy(now, reserved)
             asker = Asker(priority=model.priority, displaces_busy=not model.failures)
-            answer = place(model.candidates, occupancy, self.policy, asker)
+            answer = place(model.candidates, occupied, self.policy, asker)
             if isinstance(answer, Refusal):
                 self._refuse_waiters(model, answer)
                 continue
@@ -190,7 +188,9 @@ class Passes:
         loser.preempted += 1
         if victim.leases and victim.state == "ready":
             victim.drained_for = model.name
-            bound_s = drain_s(self._occupant(victim, now), model.priority, self.policy)
+            bound_s = drain_s(
+                occupant(victim, loser, now, self.policy), model.priority, self.policy
+            )
             self._to(victim, "draining", f"yields to {model.name}", until=now + bound_s)
         else:
             self._stop(victim, f"preempted by {model.name}")
@@ -214,14 +214,13 @@ class Passes:
         timeout_s = model.idle_timeout_s
         if timeout_s is None:
             timeout_s = self.policy.idle_timeout_s
-        if self._warm_is_out(instance):
+        if self._wanted_pools & instance.claims.keys():  # rule 12
             timeout_s = min(timeout_s, self.policy.yield_after_s)
         return instance.idle_since + timeout_s
 
-    def _warm_is_out(self, instance: Instance) -> bool:
-        """Rule 12: whether a warm model waits for memory that this instance holds."""
-        return any(
-            need.pool in instance.claims
+    def _pools_of_warm_models_that_are_out(self) -> frozenset[str]:
+        return frozenset(
+            need.pool
             for model in self.models.values()
             if self._to_restore(model) and not self._of(model.name) and model.candidates
             for candidate in model.candidates.items
@@ -240,16 +239,15 @@ class Passes:
             if model.candidates is None:
                 self._prepare(model, now)
                 continue
-            occupancy = self._occupancy(now, {})
+            occupied = self._occupancy(now, {})
             asker = Asker(priority=model.priority)
-            answer = place(model.candidates, occupancy, self.policy, asker)
+            answer = place(model.candidates, occupied, self.policy, asker)
             if isinstance(answer, Placement) and not answer.victims:
                 self._start(model, answer, now)
 
     def _set_wake(self, now: float) -> None:
         """The next time at which something is due by itself."""
         due: list[float] = []
-        contested = any(m.waiters for m in self.models.values())
         for model in self.models.values():
             due += [waiter.deadline for waiter in model.waiters]
             if self._to_restore(model) and not self._of(model.name):
@@ -259,7 +257,7 @@ class Passes:
                 due.append(instance.until)
             if (unload := self.unload_at(instance)) is not None:
                 due.append(unload)
-            if contested and instance.ready_at is not None:
+            if self._contested and instance.ready_at is not None:
                 due.append(instance.ready_at + turn_s(instance.load_s or 0.0, self.policy))
                 if instance.idle_since is not None:
                     due.append(instance.idle_since + self.policy.linger_s)
@@ -298,7 +296,7 @@ class Passes:
         if not instance.leases and instance.id in self.instances:
             instance.idle_since = self._clock()
             unload = self.unload_at(instance)
-            if instance.state == "draining" or any(m.waiters for m in self.models.values()):
+            if instance.state == "draining" or self._contested:
                 self._pass()
             elif unload is not None and unload < self._wake:
                 self._arm(unload)
@@ -391,41 +389,14 @@ class Passes:
         self.instances[instance.id] = instance
         self._by_model[instance.model].append(instance)
 
-    def _occupant(self, instance: Instance, now: float) -> Occupant:
-        model = self.models[instance.model]
-        idle_s = None if instance.idle_since is None else now - instance.idle_since
-        turn_end = (instance.ready_at or now) + turn_s(instance.load_s or 0.0, self.policy)
-        return Occupant(
-            instance=instance.id,
-            model=instance.model,
-            phase=_PHASE[instance.state],
-            priority=model.priority,
-            claims={pool: instance.held(pool) for pool in instance.claims},
-            devices=instance.candidate.devices,
-            group=instance.candidate.group,
-            group_with_card=instance.candidate.group_with_card,
-            pinned=model.pinned or instance.external,
-            in_flight=len(instance.leases),
-            waiting=len(model.waiters),
-            idle_s=idle_s,
-            turn_over=now >= turn_end,
-            load_s=instance.load_s or 0.0,
-            settling=instance.state == "draining",
-        )
-
     def _occupancy(self, now: float, reserved: dict[str, int]) -> Occupancy:
-        rooms = {
-            pool.id: Room(
-                usable_bytes=pool.usable_bytes, free_bytes=pool.free_bytes(self.held(pool.id))
-            )
-            for pool in self.pools.values()
-        }
-        occupants = tuple(self._occupant(i, now) for i in self.instances.values())
-        return Occupancy(rooms=rooms, occupants=occupants, reserved=reserved)
+        return occupancy(
+            self.models, self.instances, self.pools, self.policy, now=now, reserved=reserved
+        )
 
     def held(self, pool: str) -> int:
         """Bytes accounted to our instances in this pool."""
-        return sum(i.held(pool) for i in self.instances.values() if pool in i.claims)
+        return held(self.instances, pool)
 
 
 def _preempted(instance: Instance) -> Refusal:

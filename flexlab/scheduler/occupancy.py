@@ -1,0 +1,66 @@
+"""The scheduler's state as placement sees it: rooms and occupants, without identity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flexlab.scheduler.place import Occupancy, Room
+from flexlab.scheduler.policy import Occupant, Phase, Policy, turn_s
+from flexlab.scheduler.state import Instance, Model, PoolAccount
+from flexlab.spec.instance import InstanceState
+
+_PHASE: dict[InstanceState, Phase] = {
+    "starting": "starting",
+    "loading": "loading",
+    "ready": "ready",
+    "draining": "draining",
+    "stopping": "stopping",
+    "failed": "stopping",
+}
+
+
+def occupancy(
+    models: Mapping[str, Model],
+    instances: Mapping[str, Instance],
+    pools: Mapping[str, PoolAccount],
+    policy: Policy,
+    *,
+    now: float,
+    reserved: dict[str, int],
+) -> Occupancy:
+    """Everything at this moment; `reserved`: bytes per pool for models ahead in the queue."""
+    rooms = {
+        pool.id: Room(
+            usable_bytes=pool.usable_bytes, free_bytes=pool.free_bytes(held(instances, pool.id))
+        )
+        for pool in pools.values()
+    }
+    occupants = (occupant(i, models[i.model], now, policy) for i in instances.values())
+    return Occupancy(rooms=rooms, occupants=tuple(occupants), reserved=reserved)
+
+
+def occupant(instance: Instance, model: Model, now: float, policy: Policy) -> Occupant:
+    """One instance with what its model's user decided."""
+    turn_end = (instance.ready_at or now) + turn_s(instance.load_s or 0.0, policy)
+    return Occupant(
+        instance=instance.id,
+        model=instance.model,
+        phase=_PHASE[instance.state],
+        priority=model.priority,
+        claims={pool: instance.held(pool) for pool in instance.claims},
+        devices=instance.candidate.devices,
+        group=instance.candidate.group,
+        group_with_card=instance.candidate.group_with_card,
+        pinned=model.pinned or instance.external,
+        in_flight=len(instance.leases),
+        waiting=len(model.waiters),
+        idle_s=None if instance.idle_since is None else now - instance.idle_since,
+        turn_over=now >= turn_end,
+        load_s=instance.load_s or 0.0,
+        settling=instance.state == "draining",
+    )
+
+
+def held(instances: Mapping[str, Instance], pool: str) -> int:
+    """Bytes accounted to our instances in this pool, from their start until confirmed gone."""
+    return sum(i.held(pool) for i in instances.values() if pool in i.claims)
