@@ -45,7 +45,8 @@ def check_model(path: str) -> None:
             magic = file.read(len(GGUF_MAGIC))
     except FileNotFoundError:
         raise CannotServe(
-            engine.EXIT_BAD_MODEL, f"there is no model file {path}; flexlab pull MODEL fetches it"
+            engine.EXIT_BAD_MODEL,
+            f"there is no model file {path}; put it back, or name another one",
         ) from None
     except OSError as error:
         reason = error.strerror or error
@@ -55,8 +56,7 @@ def check_model(path: str) -> None:
     if magic != GGUF_MAGIC:
         raise CannotServe(
             engine.EXIT_BAD_MODEL,
-            f"{path} is not a GGUF file (it does not begin with GGUF); "
-            "flexlab rm MODEL and flexlab pull MODEL fetch it anew",
+            f"{path} is not a GGUF file (it does not begin with GGUF); name another one",
         )
 
 
@@ -201,11 +201,14 @@ def serve(options: Options) -> None:
             f"llama.cpp could not load {options.model} ({error}); "
             "the cause is in the log lines before this one",
         ) from None
-    _wait_for_end()
-    del server  # its destructor ends the listener and frees the model
+    _wait_for_end(server)
+    # Its destructor waits for ever, in about every second run, for an answer that is being written
+    # (xllamacpp 2026.10.11549); there is nothing to save, and the kernel frees the rest at once.
+    os._exit(0)
 
 
-def _wait_for_end() -> None:
+def _wait_for_end(_server: object) -> None:
+    """Until SIGTERM or SIGINT; the server answers for as long as it is held here."""
     ended = threading.Event()
 
     def end(number: int, _frame: object) -> None:

@@ -17,13 +17,14 @@ import pytest
 import yaml
 
 from flexlab.backends.llamacpp import LlamaCpp, LlamaCppSettings
-from flexlab.core.errors import FlexLabError
+from flexlab.core.errors import FlexLabError, WeightsError
 from flexlab.core.paths import shipped_dir
 from flexlab.runtimes.process import ProcessRuntime
 from flexlab.spec.engine import sentence_in
 from flexlab.spec.instance import Endpoint, Launch, Started
 from flexlab.spec.plan import LaunchPlan, Probe, Weight
 from flexlab.weights.fetch import fetch
+from flexlab.weights.gguf import check_whole
 from flexlab.weights.store import Store
 
 pytestmark = pytest.mark.e2e
@@ -216,6 +217,16 @@ def test_a_stop_does_not_wait_for_answers(
     assert runtime.state(started.ref).exit_code == 0
 
 
+def test_a_model_is_what_its_bytes_say_whatever_its_name(
+    runtime: ProcessRuntime, model_path: Path, tmp_path: Path
+) -> None:
+    renamed = tmp_path / "model.bin"
+    renamed.symlink_to(model_path)
+    started = runtime.start(plan(renamed), new_launch(tmp_path))
+    until(lambda: ready(started), 60)
+    assert runtime.stop(started.ref, 10)
+
+
 def test_stop_while_loading(runtime: ProcessRuntime, model_path: Path, tmp_path: Path) -> None:
     launch = new_launch(tmp_path)
     started = runtime.start(plan(model_path), launch)
@@ -225,14 +236,18 @@ def test_stop_while_loading(runtime: ProcessRuntime, model_path: Path, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("keep_bytes", "code"), [(0, "bad_model"), (100, "load_failed"), (30_000_000, "load_failed")]
+    ("keep_bytes", "code"),
+    [(0, "bad_model"), (100, "load_failed"), (30_000_000, "load_failed"), (-1, "load_failed")],
 )
 def test_damaged_weights_are_a_sentence(
     keep_bytes: int, code: str, runtime: ProcessRuntime, model_path: Path, tmp_path: Path
 ) -> None:
+    """The check before a start and the engine agree on what is whole, to the byte."""
     damaged = tmp_path / "damaged.gguf"
-    with model_path.open("rb") as source:
-        damaged.write_bytes(source.read(keep_bytes))
+    damaged.write_bytes(model_path.read_bytes()[:keep_bytes])
+    check_whole(model_path)
+    with pytest.raises(WeightsError):
+        check_whole(damaged)
     launch = new_launch(tmp_path)
     started = runtime.start(plan(damaged), launch)
     until(lambda: runtime.state(started.ref).alive is False, 60)

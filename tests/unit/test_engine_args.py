@@ -150,7 +150,7 @@ class TestWhatIsMissing:
 
     def test_no_model_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert run(["--model", str(tmp_path / "no.gguf")]) == 90
-        assert "flexlab pull" in self.said(capsys)
+        assert "there is no model file" in self.said(capsys)
 
     def test_a_file_that_is_no_gguf(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -211,8 +211,9 @@ LOG_LINES = {
     "allocate buffer for kv cache",
     "unknown_architecture": "E llama_model_load: error loading model: unknown model "
     "architecture: 'xlama'",
-    "weights_incomplete": "E llama_model_load: error loading model: tensor 'token_embd.weight' "
+    "gguf_truncated": "E llama_model_load: error loading model: tensor 'token_embd.weight' "
     "data is not within the file bounds, model is corrupted or incomplete",
+    "weights_damaged": "E gguf_init_from_reader: failed to read key-value pairs",
     "not_gguf": "E gguf_init_from_reader: invalid magic characters: 'hell', expected 'GGUF'",
     "weights_unreadable": "E gguf_init_from_file: failed to open GGUF file 'x.gguf' (No such "
     "file or directory)",
@@ -228,6 +229,12 @@ def test_the_engines_own_words_lead_to_a_cause(code: str) -> None:
     backend = Catalogue.load(SHIPPED).backend("llamacpp")
     found = [one.code for one in backend.patterns if re.search(one.match, LOG_LINES[code])]
     assert found == [code]
+
+
+def test_no_sentence_leaves_a_blank_for_its_reader_to_fill_in() -> None:
+    for pattern in Catalogue.load(SHIPPED).backend("llamacpp").patterns:
+        assert not re.search(r"\b[A-Z]{4,}\b", pattern.hint.replace("GGUF", ""))
+        assert not re.search(r"\{(?!line\})", pattern.message + pattern.hint)
 
 
 def test_the_backend_recipe_holds_what_a_launch_needs() -> None:
