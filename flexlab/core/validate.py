@@ -111,6 +111,12 @@ def known_keys(model: type[BaseModel]) -> list[str]:
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
+def named(path: KeyPath, text: str) -> str:
+    """What is wrong with a value, after the path of its key: `variants[1].name: ...`."""
+    shown = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return f"{clean_line(shown.lstrip('.'))}: {text}" if shown else text
+
+
 def _flaws(model: type[BaseModel], document: Document, failure: ValidationError) -> list[Flaw]:
     flaws: list[Flaw] = []
     unknown: list[KeyPath] = []
@@ -129,11 +135,11 @@ def _flaws(model: type[BaseModel], document: Document, failure: ValidationError)
         elif not _is_echo(problem, problems):
             path += getattr(details.get("error"), "path", ())
             text = sentence(problem, document.written.get(path))
-            flaws.append(document.flaw(path, _named(path, text)))
+            flaws.append(document.flaw(path, named(path, text)))
     for path, name in absent:
         # A key with a typing mistake is one problem, not an unknown and a missing one.
         if not any(at[:-1] == path and near(str(at[-1]), [name]) for at in unknown):
-            flaws.append(document.flaw(path, _named(path, f"key {name!r} is missing"), key=True))
+            flaws.append(document.flaw(path, named(path, f"key {name!r} is missing"), key=True))
     return flaws
 
 
@@ -151,11 +157,6 @@ def _unknown_key(path: KeyPath, owner: type[BaseModel] | None) -> str:
     if suggestion := did_you_mean(key, known):
         return text + suggestion
     return f"{text}; valid are {', '.join(known)}" if len(known) <= _LISTED_KEYS_MAX else text
-
-
-def _named(path: KeyPath, text: str) -> str:
-    shown = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return f"{clean_line(shown.lstrip('.'))}: {text}" if shown else text
 
 
 def _not_one_of(given: str, shown: str, valid: list[str]) -> str:

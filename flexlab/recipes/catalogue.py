@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -16,7 +16,8 @@ from flexlab.core import paths
 from flexlab.core.errors import RecipeError, UnknownModel, UsageError
 from flexlab.core.near import did_you_mean, near
 from flexlab.core.text import clean_line
-from flexlab.core.yaml import KeyPath, dump, load
+from flexlab.core.validate import named
+from flexlab.core.yaml import KeyPath, dump, load, report
 from flexlab.recipes.derive import derive
 from flexlab.recipes.schema import BackendRecipe, ModelRecipe
 from flexlab.recipes.shelf import R, RecipeFile, Shelf, Skipped, read
@@ -120,6 +121,19 @@ class Catalogue:
             *self._aliases_of_models().clashes,
         ]
 
+    def taken_aliases(self, recipe: ModelRecipe) -> Iterator[tuple[int, str]]:
+        """Aliases (by their place) that lead to another recipe, with whose they are.
+
+        A recipe of the same name is the one that this one stands for, and owns nothing here.
+        """
+        others = [other for other in self._models.all() if other.name != recipe.name]
+        for at, alias in enumerate(recipe.aliases):
+            for other in others:
+                if alias == other.name or alias in other.aliases:
+                    what = "the name" if alias == other.name else "an alias"
+                    where = self._models.where(other.name, ("name",))
+                    yield at, f"{alias!r} is {what} of {other.name} ({where}); choose another one"
+
     def _aliases_of_models(self) -> _Aliases:
         if self._model_aliases is None:
             self._model_aliases = _Aliases(self._models)
@@ -159,7 +173,9 @@ def _naming(uri: str, recipes: Iterable[ModelRecipe]) -> ModelRecipe | None:
 def check_file(file: Path) -> ModelRecipe | BackendRecipe:
     """Read one recipe file, wherever it lies. Raises RecipeError with all that is wrong.
 
-    Its kind is told by the folder (`models`, `backends`), else by what it holds.
+    Its kind is told by the folder (`models`, `backends`), else by what it holds. An alias that
+    another recipe has is wrong here, though the catalogue can live with it: whoever types it means
+    one of the two.
     """
     resolved = file.resolve()
     shipped = paths.shipped_dir("recipes").resolve()
@@ -170,7 +186,15 @@ def check_file(file: Path) -> ModelRecipe | BackendRecipe:
         kind = BACKENDS if isinstance(data, dict) and _BACKEND_KEYS & set(data) else MODELS
     if kind == BACKENDS:
         return read(BackendRecipe, found)[0]
-    return read(ModelRecipe, found)[0]
+    recipe, document = read(ModelRecipe, found)
+    taken = [
+        document.flaw(path, named(path, text))
+        for at, text in Catalogue.load().taken_aliases(recipe)
+        for path in [("aliases", at)]
+    ]
+    if taken:
+        raise RecipeError(report(found.shown, taken))
+    return recipe
 
 
 def as_yaml(recipe: ModelRecipe) -> str:

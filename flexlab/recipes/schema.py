@@ -9,6 +9,7 @@ or `user`; without one (recipes built in Python, such as derived ones) the user'
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -17,6 +18,7 @@ from flexlab.backends.llamacpp import LlamaCppSettings
 from flexlab.core.errors import UsageError
 from flexlab.core.fields import Bytes, Seconds
 from flexlab.core.validate import WrongAt
+from flexlab.core.yaml import KeyPath
 from flexlab.recipes.fields import (
     Code,
     Evidenced,
@@ -221,20 +223,34 @@ class ModelRecipe(Strict):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        if self.name in self.aliases:
-            raise WrongAt(("aliases",), f"{self.name} is the model's own name")
-        names: set[str] = set()
-        for at, variant in enumerate(self.variants):
-            if variant.name in names:
-                raise WrongAt(("variants", at, "name"), f"{variant.name} stands twice")
-            names.add(variant.name)
-            wanted = variant.settings.context_size
-            if self.context is not None and wanted > self.context:
-                raise WrongAt(
-                    ("variants", at, "settings", "context_size"),
-                    f"{wanted} tokens; the model was trained for {self.context}",
-                )
+        for path, text in contradictions(self.model_dump(mode="json")):
+            raise WrongAt(path, text)
         return self
+
+
+def contradictions(data: object) -> Iterator[tuple[KeyPath, str]]:
+    """What does not go together in a model's file, whatever else is wrong with it."""
+    if not isinstance(data, dict):
+        return
+    name, aliases, context = data.get("name"), data.get("aliases"), data.get("context")
+    if isinstance(name, str) and isinstance(aliases, list) and name in aliases:
+        yield ("aliases",), f"{name} is the model's own name"
+    names: list[str] = []
+    variants = data.get("variants")
+    for at, variant in enumerate(variants if isinstance(variants, list) else []):
+        if not isinstance(variant, dict):
+            continue
+        if isinstance(label := variant.get("name"), str):
+            if label in names:
+                yield ("variants", at, "name"), f"{label} stands twice"
+            names.append(label)
+        settings = variant.get("settings")
+        wanted = settings.get("context_size") if isinstance(settings, dict) else None
+        if isinstance(wanted, int) and isinstance(context, int) and wanted > context > 0:
+            yield (
+                ("variants", at, "settings", "context_size"),
+                f"{wanted} tokens; the model was trained for {context}",
+            )
 
 
 # --- Backends -------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Generic, Literal, TypeVar
 
 from flexlab.core.errors import RecipeError
-from flexlab.core.validate import judge
+from flexlab.core.validate import judge, named
 from flexlab.core.yaml import Document, KeyPath, load, report
-from flexlab.recipes.schema import BackendRecipe, ModelRecipe
+from flexlab.recipes.schema import BackendRecipe, ModelRecipe, contradictions
 
 Origin = Literal["shipped", "user"]
 R = TypeVar("R", ModelRecipe, BackendRecipe)
@@ -48,6 +48,10 @@ def read(kind: type[R], file: RecipeFile) -> tuple[R, Document]:
     """One recipe. Raises RecipeError with all that is wrong in the file."""
     document = load(file.path, RecipeError, name=file.shown)
     recipe, flaws = judge(kind, document, {"origin": file.origin})
+    if kind is ModelRecipe:  # its own validator runs only once everything else is right
+        flaws += [
+            document.flaw(path, named(path, text)) for path, text in contradictions(document.data)
+        ]
     if recipe is not None and recipe.name != file.path.stem:
         text = f"name: {recipe.name!r} is not the file's name, {file.path.stem!r}; rename one"
         flaws.append(document.flaw(("name",), text))

@@ -395,6 +395,46 @@ def test_a_file_is_checked_wherever_it_lies(tmp_path: Path) -> None:
         check_file(tmp_path / "absent.yaml")
 
 
+def test_an_alias_of_another_recipe_is_found_when_a_file_is_checked(user: Path) -> None:
+    put(user, "other", "theirs")
+    file = put(user, "mine", "smollm2-135m, own, smollm2, theirs")
+    with pytest.raises(RecipeError) as caught:
+        check_file(file)
+    shipped = "recipes/models/smollm2-135m.yaml:2"
+    assert caught.value.message.splitlines() == [
+        f"{file}:2:11: aliases[0]: 'smollm2-135m' is the name of smollm2-135m ({shipped}); "
+        "choose another one",
+        f"{file}:2:30: aliases[2]: 'smollm2' is an alias of smollm2-135m ({shipped}); "
+        "choose another one",
+        f"{file}:2:39: aliases[3]: 'theirs' is an alias of other ({user}/other.yaml:1); "
+        "choose another one",
+    ]
+
+
+def test_a_recipe_in_place_of_a_shipped_one_may_keep_its_alias(user: Path) -> None:
+    assert check_file(put(user, "smollm2-135m", "smollm2")).name == "smollm2-135m"
+
+
+def test_what_does_not_go_together_is_told_beside_everything_else(tmp_path: Path) -> None:
+    file = put(tmp_path, "mine", "mine", more="contxt: 5\ncontext: 8\n")
+    text = file.read_text()
+    twice = text[text.index("  - name: only") : text.index("contxt")]
+    file.write_text(text.replace("contxt", f"{twice}    settings: {{context_size: 9}}\ncontxt"))
+    with pytest.raises(RecipeError) as caught:
+        check_file(file)
+    for problem in (
+        "aliases: mine is the model's own name",
+        "variants[1].name: only stands twice",
+        "variants[1].settings.context_size: 9 tokens; the model was trained for 8",
+        "unknown key 'contxt'",
+    ):
+        assert problem in caught.value.message
+    file.write_text(file.read_text().replace("contxt: 5\n", ""))
+    with pytest.raises(RecipeError) as caught:
+        check_file(file)
+    assert caught.value.message.count("own name") == 1
+
+
 def test_reading_recipes_loads_nothing_heavy() -> None:
     program = (
         "import sys; from flexlab.recipes.catalogue import Catalogue; Catalogue.load().models();"
