@@ -12,6 +12,7 @@ from flexlab.cli.common import JsonOption, model_word, need_words, verb_app
 from flexlab.cli.names import model_name
 from flexlab.cli.variables import warn_of_variables
 from flexlab.core.errors import LaunchError
+from flexlab.core.text import counted
 from flexlab.core.units import show_seconds
 from flexlab.spec.control import Stopped
 
@@ -50,6 +51,8 @@ def down(
         if not names:
             output.say("nothing is running")
     elif names or everything:
+        if not force:
+            _say_who_is_waited_for(running, names, everything=everything)
         stopped = running.down(names, everything=everything, force=force)
     else:
         stopped = Stopped()
@@ -73,6 +76,15 @@ def down(
             f"flexlab down {' '.join(stuck)} --force tries again",
             code="stuck",
         )
+
+
+def _say_who_is_waited_for(
+    running: client.Client, names: tuple[str, ...], *, everything: bool
+) -> None:
+    for model in running.snapshot().models:
+        if model.in_flight and (everything or {model.name, *model.aliases} & set(names)):
+            requests = counted(model.in_flight, "request")
+            output.say(f"{model.name} answers {requests}; waiting for that (--force cuts it off)")
 
 
 def _tell(stopped: Stopped, *, says_nothing: bool) -> None:

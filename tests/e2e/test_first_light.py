@@ -313,3 +313,15 @@ def test_an_external_server_is_routed_to_and_never_stopped(lab: Household) -> No
         serving.communicate(timeout=30)
     assert serving.returncode in (0, 130)
     assert len(lab.engines()) == 1
+
+
+def test_down_says_whom_it_waits_for_and_lets_the_answer_end(lab: Household) -> None:
+    lab.up()
+    asking = lab.start("run", "smollm2", "Count from one to ten.", "--max-tokens", "60")
+    until(lambda: busy_slots(lab) == 1)
+    told = lab.flexlab("down", "smollm2")
+    answer, said = asking.communicate(timeout=60)
+    assert asking.returncode == 0, said
+    assert answer.strip()
+    assert "answers 1 request" in told.stderr
+    assert "is stopped" in told.stdout
