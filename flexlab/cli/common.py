@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -13,7 +12,6 @@ import typer.core
 from flexlab.cli import output
 from flexlab.cli.complaints import unknown_command
 from flexlab.core.errors import UsageError
-from flexlab.spec.source import file_source
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -103,12 +101,10 @@ def model_word(word: str) -> str:
 
     The daemon has another working folder, so a relative path would mean another file there.
     """
-    if "://" in word or not word.lower().endswith(".gguf"):
-        return typed(word)
-    source = file_source(word)
-    if not Path(source.path).is_file():
-        raise UsageError(f"no file {source.path}", "give a path to a .gguf, or a model's name")
-    return source.uri
+    # Words alone; whether a name has a recipe is for the daemon (or the catalogue) to say.
+    from flexlab.recipes.words import means_path, source_of
+
+    return source_of(typed(word)).uri if means_path(word) else typed(word)
 
 
 def key_values(words: list[str]) -> dict[str, str]:

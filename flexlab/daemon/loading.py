@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 RENEWALS = 4
 Answer = Literal["ready", "loading", "failed", "closed"]
 LOG_TAIL_LINES = 60
+VAGUE = "load_failed"
+"""What our engines say when the library told them no cause: its log may have it."""
 
 
 class Loading:
@@ -121,13 +123,18 @@ class Loading:
         )
         text = clean(b"\n".join(lines).decode(errors="replace"))
         hint = f"flexlab logs {plan.model}"
+        said = sentence_in(text.splitlines())
+        own = None
         if state is not None and state.code is not None:
-            said = sentence_in(text.splitlines()) or state.why or "it ended"
-            return LaunchError(said, hint, code=state.code)
+            own = LaunchError(said or state.why or "it ended", hint, code=state.code)
+        if own is not None and own.code != VAGUE:
+            return own
         patterns = self._registry.backend(plan.backend).patterns
         problem = backends.get(plan.backend).explain(text, patterns)
         if problem is not None:
             return LaunchError(problem.message, problem.hint or hint, code=problem.code)
+        if own is not None:
+            return own
         if state is not None:
             why = state.why or "it ended"
             lines_said = [clean_line(line) for line in text.splitlines()]

@@ -205,7 +205,7 @@ class Registry:
         recipe = self.recipe(model)
         weights = tuple(w for variant in recipe.variants for w in variant.plan_weights())
         facts = self.facts(weights)
-        shapes, broken = self._look_into(facts.weights)
+        shapes, broken = self._look_into(weights, facts.weights)
         found = candidates(
             recipe,
             self.machine(),
@@ -229,13 +229,15 @@ class Registry:
         return Planned(candidates=found, missing=missing)
 
     def _look_into(
-        self, weights: Mapping[str, str]
+        self, weights: tuple[Weight, ...], paths: Mapping[str, str]
     ) -> tuple[dict[str, GgufHeader], dict[str, Problem]]:
         """Of the installed GGUF files, by source: their headers, and what is wrong with them."""
         shapes: dict[str, GgufHeader] = {}
         broken: dict[str, Problem] = {}
-        for source, path in weights.items():
-            if parse_source(source).format != "gguf":  # a file in a hub's cache has no suffix
+        for weight in weights:
+            source, path = weight.source, paths.get(weight.source)
+            # By what the recipe says, not by the file's name: in a hub's cache it has none.
+            if path is None or (weight.format or parse_source(source).format) != "gguf":
                 continue
             try:
                 shapes[source] = self._header(Path(path))
