@@ -30,7 +30,6 @@ from flexlab.runtimes.base import Runtime, Watch
 from flexlab.scheduler.scheduler import Scheduler
 from flexlab.scheduler.state import NEVER
 from flexlab.spec.instance import Launch, LaunchRecord, RunState, RuntimeRef, Started
-from flexlab.spec.lab import EventKind
 from flexlab.spec.plan import Candidates, LaunchPlan, Placement, Refusal, Wishes
 
 log = logging.getLogger(__name__)
@@ -80,7 +79,7 @@ class Launcher:
         self._registry = registry
         self._runtimes = runtimes
         self._records = records
-        self._events = events
+        self.note = events.add
         self._installation = installation
         self._preparing: dict[str, asyncio.Task[None]] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
@@ -121,29 +120,6 @@ class Launcher:
             self._timer = None
         if when != NEVER:
             self._timer = asyncio.get_running_loop().call_at(when, self.scheduler.tick)
-
-    def note(
-        self,
-        kind: EventKind,
-        text: str,
-        *,
-        model: str | None = None,
-        instance: str | None = None,
-        state: str | None = None,
-        why: str | None = None,
-        by: str | None = None,
-        seconds: float | None = None,
-    ) -> None:
-        self._events.add(
-            kind,
-            text,
-            model=model,
-            instance=instance,
-            state=state,
-            why=why,
-            by=by,
-            seconds=seconds,
-        )
 
     # -- preparing
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cli_process import Flexlab, command, environment
 from fake_daemon import MODEL, FakeDaemon
+from waiting import until
 
 from flexlab import client
 from flexlab.core import paths
@@ -24,13 +24,6 @@ def _no_daemon_is_left(home: Path) -> Iterator[None]:
     info = client.read_lock_file()
     if info and info.pid != os.getpid() and client.lock_is_held():
         os.kill(info.pid, signal.SIGKILL)
-
-
-def wait_for(condition: Callable[[], bool], deadline_s: float = 20) -> None:
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.02)
 
 
 def test_two_ups_at_once_end_with_one_daemon(home: Path) -> None:
@@ -56,7 +49,7 @@ def test_a_killed_daemon_is_started_again_by_the_next_up(flexlab: Flexlab) -> No
     first = client.read_lock_file()
     assert first
     os.kill(first.pid, signal.SIGKILL)
-    wait_for(lambda: not client.lock_is_held())
+    until(lambda: not client.lock_is_held())
     assert "not running" in flexlab("ps").stderr
     assert flexlab("up", "smollm2", "--no-probe").returncode == 0
     second = client.read_lock_file()
@@ -104,7 +97,7 @@ def test_ctrl_c_in_up_ends_the_daemon_that_it_started(home: Path, number: signal
     assert process.returncode == 130
     assert "withdrawn" in err
     assert "Traceback" not in err
-    wait_for(lambda: not client.lock_is_held())
+    until(lambda: not client.lock_is_held())
 
 
 def test_ctrl_c_in_up_withdraws_the_wish_and_leaves_a_daemon_that_ran_before(
@@ -115,7 +108,7 @@ def test_ctrl_c_in_up_withdraws_the_wish_and_leaves_a_daemon_that_ran_before(
     process = subprocess.Popen(
         command("up", "smollm2"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
     )
-    wait_for(lambda: bool(daemon.bodies("POST /up")))
+    until(lambda: bool(daemon.bodies("POST /up")))
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode == 130

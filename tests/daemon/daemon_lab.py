@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from waiting import soon
+
 from flexlab.core import paths
 from flexlab.daemon.lockfile import Lock
 from flexlab.daemon.service import Service
@@ -87,20 +89,12 @@ class Lab:
 
     async def until(self, what: Callable[[], object], limit_s: float = 10.0) -> None:
         """Wait until it is true."""
-        async with asyncio.timeout(limit_s):
-            while not what():
-                await _one_beat()
+        await soon(what, limit_s)
 
     def running(self) -> list[str]:
         """Models of what really runs."""
         alive = self.world.alive()
         return [one.launch.instance.rpartition("-")[0] for one in alive]
-
-
-async def _one_beat() -> None:
-    beat = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().call_later(0.01, beat.set_result, None)
-    await beat
 
 
 def write_recipe(home: Path, name: str, *, context: int = 1024, installed: bool = True) -> Path:

@@ -7,7 +7,7 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from waiting import until
 
 from flexlab.backends.llamacpp import LlamaCpp, LlamaCppSettings
 from flexlab.core.errors import FlexLabError, WeightsError
@@ -87,13 +88,6 @@ def new_launch(folder: Path) -> Launch:
         api_key=f"key-{name}",
         log_path=str(folder / f"{name}.log"),
     )
-
-
-def until(condition: Callable[[], bool], deadline_s: float) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, f"not within {deadline_s} s"
-        time.sleep(0.02)
 
 
 def open_request(

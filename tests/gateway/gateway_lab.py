@@ -11,6 +11,8 @@ from socket import SO_LINGER, SO_RCVBUF, SOL_SOCKET, socket
 from types import TracebackType
 from typing import Any, Self
 
+from waiting import soon
+
 from flexlab.demo.upstream import FakeUpstream
 from flexlab.gateway.proxy import Gateway
 from flexlab.gateway.routes import Router
@@ -25,9 +27,7 @@ PATIENCE_S = 5.0
 
 async def until(true: Callable[[], bool]) -> None:
     """Wait until this holds, whatever makes it so. TimeoutError."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not true():  # noqa: ASYNC110 - no event tells
-            await asyncio.sleep(0.002)
+    await soon(true, PATIENCE_S)
 
 
 class FakeLease:

@@ -12,6 +12,7 @@ from socket import socket
 
 import pytest
 from gateway_lab import CHAT, Rig, chat, request, until
+from waiting import for_ever, moment
 
 from flexlab.demo.upstream import Cut
 from flexlab.gateway.observe import How
@@ -148,7 +149,7 @@ async def test_a_cut_stream_is_told_why_and_never_ended_cleanly(rig: Rig) -> Non
 async def test_a_cut_answer_that_is_no_stream_ends_short(rig: Rig) -> None:
     async def half(_: object):
         yield b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + b"x" * 500
-        await asyncio.sleep(60)
+        await for_ever()
 
     rig.upstream.script = half
     wire = await rig.connect()
@@ -166,7 +167,7 @@ async def test_nothing_is_put_into_the_middle_of_an_event(rig: Rig, tail: bytes)
         yield b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
         yield b"\r\n" if tail.startswith(b"data") else chunked
         yield tail
-        await asyncio.sleep(60)
+        await for_ever()
 
     rig.upstream.script = half
     wire = await rig.connect()
@@ -221,7 +222,7 @@ async def test_random_hang_ups_leave_nothing_behind(rig: Rig) -> None:
         model = chance.choice(["m1", "m1", "m1", "drained", "later"])
         knobs = chance.choice(["", "events=20 every=0.002", "delay=0.05", "events=4 cut=2"])
         wire.send(chat(knobs, model=model)[: chance.choice([10, 100, 9999, 9999, 9999])])
-        await asyncio.sleep(chance.random() * 0.05)
+        await moment(chance.random() * 0.05)
         if rig.lab.waiting and chance.random() < 0.5:
             future = rig.lab.waiting.pop(0)
             if not future.done():

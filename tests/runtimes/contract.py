@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import pytest
+from waiting import until
 
 from flexlab.core.errors import LaunchError
 from flexlab.runtimes.base import Runtime
@@ -26,16 +27,6 @@ Quirk = Literal["good", "loads_forever", "ignores_term", "silent", "fails"]
 PlanFor = Callable[[Quirk], LaunchPlan]
 T = TypeVar("T")
 DEADLINE_S = 20.0
-
-
-def until(condition: Callable[[], T], deadline_s: float = DEADLINE_S) -> T:
-    """The first true value of `condition`; fails the test after `deadline_s`."""
-    end = time.monotonic() + deadline_s
-    pause = threading.Event()
-    while not (value := condition()):
-        assert time.monotonic() < end, f"not within {deadline_s} s: {condition}"
-        pause.wait(0.01)
-    return value
 
 
 def ask(endpoint: Endpoint, path: str, *, with_key: bool = True, timeout_s: float = 5.0) -> int:

@@ -10,14 +10,13 @@ import random
 import signal
 import subprocess
 import sys
-import threading
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 from weights_server import Fault, Server, forget_network_settings, running
 
 from flexlab.spec.plan import Weight
@@ -107,13 +106,6 @@ def start(store: Store) -> Iterator[Callable[..., Child]]:
     for child in children:
         child.process.kill()
         child.process.communicate(timeout=DEADLINE_S)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        threading.Event().wait(0.005)
 
 
 def part(store: Store) -> Path:
