@@ -15,8 +15,6 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-import msgspec
-
 from flexlab.core import paths
 from flexlab.core.errors import (
     EXIT_OK,
@@ -28,9 +26,9 @@ from flexlab.core.errors import (
 from flexlab.core.logging import logging_to
 from flexlab.core.settings import Loaded, Settings
 from flexlab.daemon.lockfile import take_lock
+from flexlab.daemon.readypipe import ReadyPipe
 from flexlab.daemon.tasks import THREAD_PREFIX
 from flexlab.gateway.access import is_loopback
-from flexlab.spec.control import Ready, WireProblem
 
 log = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.0005
@@ -113,33 +111,3 @@ def _already(detached: bool) -> int:
         "flexlab ps shows it, flexlab down --daemon ends it",
         code="already_running",
     )
-
-
-class ReadyPipe:
-    """Tells the one who started a detached daemon, with one JSON line, how that went."""
-
-    def __init__(self, descriptor: int | None) -> None:
-        self._descriptor = descriptor
-
-    def ready(self) -> None:
-        """It listens."""
-        self._tell(Ready(ready=True))
-
-    def already(self) -> None:
-        """Another one was faster."""
-        self._tell(Ready(already=True))
-
-    def failed(self, error: FlexLabError) -> None:
-        """It cannot start, and why."""
-        self._tell(Ready(error=WireProblem.of(error)))
-
-    def _tell(self, said: Ready) -> None:
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is None:
-            return
-        try:
-            os.write(descriptor, msgspec.json.encode(said) + b"\n")
-        except BrokenPipeError:
-            log.info("whoever started this daemon has left already")
-        finally:
-            os.close(descriptor)

@@ -21,9 +21,9 @@ from flexlab.daemon.files import Records, installation_id
 from flexlab.daemon.lab import Lab, pool_account
 from flexlab.daemon.launcher import Launcher
 from flexlab.daemon.lockfile import Lock
-from flexlab.daemon.main import ReadyPipe
 from flexlab.daemon.models import Models
 from flexlab.daemon.readings import Readings
+from flexlab.daemon.readypipe import ReadyPipe
 from flexlab.daemon.registry import Registry
 from flexlab.gateway.control import ControlServer
 from flexlab.gateway.proxy import Gateway

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from flexlab.scheduler.effects import Effects
 from flexlab.scheduler.occupancy import held, occupancy, occupant
 from flexlab.scheduler.place import Asker, Occupancy, place
 from flexlab.scheduler.policy import Policy, drain_s, turn_s
@@ -26,9 +26,6 @@ from flexlab.scheduler.state import (
 from flexlab.spec.instance import InstanceState
 from flexlab.spec.lease import Refused
 from flexlab.spec.plan import Placement, Refusal
-
-if TYPE_CHECKING:
-    from flexlab.scheduler.scheduler import Effects
 
 
 class Passes:

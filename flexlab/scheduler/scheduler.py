@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
+from flexlab.scheduler.effects import Effects
 from flexlab.scheduler.passes import Passes
 from flexlab.scheduler.policy import Policy, back_off_s
 from flexlab.scheduler.state import (
@@ -23,42 +23,9 @@ from flexlab.scheduler.state import (
     Waiter,
 )
 from flexlab.spec.instance import Condition, Endpoint, MemoryUse, RunState
-from flexlab.spec.lab import EventKind, Progress
+from flexlab.spec.lab import Progress
 from flexlab.spec.lease import Lease, Refused
-from flexlab.spec.plan import Candidates, Placement, Refusal, Wishes
-
-
-class Effects(Protocol):
-    """What the scheduler has done for it. Calls return at once; each ends in exactly one event."""
-
-    def prepare(self, model: str, wishes: Wishes, *, download: bool) -> None:
-        """Plan, and fetch weights if `download`: ends in `prepared` or `prepare_failed`."""
-
-    def cancel_prepare(self, model: str) -> None:
-        """Give up preparing: still ends in `prepare_failed` (code `cancelled`) or `prepared`."""
-
-    def start(self, instance: str, placement: Placement) -> None:
-        """Launch: `launched`, then `ready`; or `start_failed`."""
-
-    def stop(self, instance: str) -> None:
-        """Stop and confirm: ends in `gone` or `stop_unconfirmed`."""
-
-    def wake_at(self, when: float) -> None:
-        """Call `tick` at this time of the loop's clock; replaces an earlier wish."""
-
-    def note(
-        self,
-        kind: EventKind,
-        text: str,
-        *,
-        model: str | None = None,
-        instance: str | None = None,
-        state: str | None = None,
-        why: str | None = None,
-        by: str | None = None,
-        seconds: float | None = None,
-    ) -> None:
-        """Keep an event."""
+from flexlab.spec.plan import Candidates, Refusal, Wishes
 
 
 class Scheduler(Passes):

@@ -1,0 +1,41 @@
+"""What the scheduler decides and has others do."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from flexlab.spec.lab import EventKind
+from flexlab.spec.plan import Placement, Wishes
+
+
+class Effects(Protocol):
+    """What the scheduler has done for it. Calls return at once; each ends in exactly one event."""
+
+    def prepare(self, model: str, wishes: Wishes, *, download: bool) -> None:
+        """Plan, and fetch weights if `download`: ends in `prepared` or `prepare_failed`."""
+
+    def cancel_prepare(self, model: str) -> None:
+        """Give up preparing: still ends in `prepare_failed` (code `cancelled`) or `prepared`."""
+
+    def start(self, instance: str, placement: Placement) -> None:
+        """Launch: `launched`, then `ready`; or `start_failed`."""
+
+    def stop(self, instance: str) -> None:
+        """Stop and confirm: ends in `gone` or `stop_unconfirmed`."""
+
+    def wake_at(self, when: float) -> None:
+        """Call `tick` at this time of the loop's clock; replaces an earlier wish."""
+
+    def note(
+        self,
+        kind: EventKind,
+        text: str,
+        *,
+        model: str | None = None,
+        instance: str | None = None,
+        state: str | None = None,
+        why: str | None = None,
+        by: str | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        """Keep an event."""
