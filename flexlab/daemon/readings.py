@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from flexlab.daemon.launcher import Launcher
-from flexlab.gpus.memory import sample_ram
 from flexlab.runtimes.base import Runtime
 from flexlab.runtimes.logfile import rotate
 from flexlab.scheduler.scheduler import Scheduler
 from flexlab.spec.instance import MemoryUse
-from flexlab.spec.machine import RAM_POOL
+from flexlab.spec.machine import RAM_POOL, Pool
 
 
 class Readings:
@@ -23,11 +22,14 @@ class Readings:
         launcher: Launcher,
         runtimes: Mapping[str, Runtime],
         log_max_bytes: int,
+        read_ram: Callable[[], Pool],
     ) -> None:
+        """`read_ram` is called in a thread."""
         self._scheduler = scheduler
         self._launcher = launcher
         self._runtimes = runtimes
         self._log_max_bytes = log_max_bytes
+        self._read_ram = read_ram
 
     async def take(self) -> None:
         """One reading of the RAM pool."""
@@ -41,7 +43,7 @@ class Readings:
             use = await call(runtime.name, runtime.memory, record.ref)
             if use is not None:
                 measured[instance] = use
-        pool = await call("worker", sample_ram)
+        pool = await call("worker", self._read_ram)
         self._scheduler.sample(RAM_POOL, pool.used_bytes, measured, epoch)
 
     async def rotate_logs(self) -> None:

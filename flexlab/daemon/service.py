@@ -8,7 +8,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from flexlab import __version__
 from flexlab.core import paths
@@ -28,6 +28,7 @@ from flexlab.daemon.registry import Registry
 from flexlab.gateway.control import ControlServer
 from flexlab.gateway.proxy import Gateway
 from flexlab.gateway.routes import Router
+from flexlab.gpus.memory import sample_ram
 from flexlab.runtimes.base import Runtime
 from flexlab.runtimes.external import ExternalRuntime
 from flexlab.runtimes.process import ProcessRuntime
@@ -35,6 +36,7 @@ from flexlab.scheduler.policy import Policy
 from flexlab.scheduler.scheduler import Scheduler
 from flexlab.scheduler.views import Views
 from flexlab.spec.control import DownRequest, ShutdownRequest
+from flexlab.spec.machine import Machine, Pool
 from flexlab.spec.plan import Refusal
 
 READING_S = 2.0
@@ -91,7 +93,7 @@ def policy_of(settings: Settings) -> Policy:
 
 
 class Service:
-    """One daemon's parts. `runtimes` replaces the real ones in tests and in the demo."""
+    """One daemon's parts. The demo and the tests bring runtimes and a machine of their own."""
 
     def __init__(
         self,
@@ -99,7 +101,8 @@ class Service:
         externals: Mapping[str, str],
         *,
         runtimes: Mapping[str, Runtime] | None = None,
-        registry: Registry | None = None,
+        detect: Callable[[], Machine] | None = None,
+        read_ram: Callable[[], Pool] = sample_ram,
     ) -> None:
         loop = asyncio.get_running_loop()
         state = paths.private_dir(paths.state_dir())
@@ -111,7 +114,7 @@ class Service:
         self.installation = installation_id(state)
         self.events = EventLog(state / "events.jsonl")
         self.records = Records(paths.instances_dir())
-        self.registry = registry or Registry(settings, self.runtimes, externals)
+        self.registry = Registry(settings, self.runtimes, externals, detect=detect)
         self.launcher = Launcher(
             settings, self.registry, self.runtimes, self.records, self.events, self.installation
         )
@@ -143,7 +146,7 @@ class Service:
         self.models.speed_of = self.gateway.observer.speed_of
         self.control = ControlServer(self.lab)
         self.readings = Readings(
-            self.scheduler, self.launcher, self.runtimes, settings.log_max_bytes
+            self.scheduler, self.launcher, self.runtimes, settings.log_max_bytes, read_ram
         )
         self._told: asyncio.Future[ShutdownRequest] = loop.create_future()
 

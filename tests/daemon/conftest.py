@@ -12,6 +12,7 @@ from daemon_lab import Lab, Start
 from flexlab.core.settings import Settings
 from flexlab.daemon.lockfile import take_lock
 from flexlab.daemon.service import Service
+from flexlab.demo.machine import demo_machine, demo_ram
 from flexlab.demo.runtime import DemoRuntime
 from flexlab.demo.world import DemoWorld
 from flexlab.spec.control import ShutdownRequest
@@ -37,6 +38,8 @@ async def start(world: DemoWorld) -> AsyncIterator[Start]:
             Settings(port=0, **settings),
             {},
             runtimes={"process": DemoRuntime(world, name="process")},
+            detect=demo_machine,
+            read_ram=demo_ram,
         )
         lab = Lab(service, world, lock)
         open_labs.append(lab)
