@@ -38,6 +38,13 @@ class _Schema(msgspec.Struct):
     schema: int = 0
 
 
+def _schema_of(path: Path) -> int:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Schema).schema
+    except (OSError, msgspec.MsgspecError):
+        return 0
+
+
 def _read(path: Path, kind: type[T], schema: int) -> T | None:
     """None for what is missing, broken, or written by a newer version (which is left alone)."""
     try:
@@ -105,7 +112,9 @@ def read_models(path: Path) -> dict[str, ModelState]:
 
 
 def write_models(path: Path, models: dict[str, ModelState]) -> None:
-    """Keep what differs from the defaults. Raises OSError."""
+    """Keep what differs from the defaults. Raises OSError, also rather than lose a newer file."""
+    if _schema_of(path) > MODELS_SCHEMA:
+        raise OSError(f"{path} was written by a newer FlexLab")
     told = {name: state for name, state in models.items() if state != ModelState()}
     write_private(path, msgspec.json.encode(_Models(models=told)))
 

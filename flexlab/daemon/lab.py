@@ -35,7 +35,7 @@ from flexlab.spec.control import (
 from flexlab.spec.lab import Event, ModelView, Snapshot, UpStep
 from flexlab.spec.lease import Lease, Refused
 from flexlab.spec.machine import Machine, Pool
-from flexlab.spec.plan import Refusal, Wishes
+from flexlab.spec.plan import Candidate, Refusal, Wishes
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,11 @@ class Lab:
         """
         self._ups += 1
         try:
-            in_use = {i.model for i in self.scheduler.instances.values()}
+            in_use = {
+                m.name
+                for m in self.scheduler.models.values()
+                if self._models.is_busy(m) or m.keep == "warm"
+            }
             name = await self.launcher.threads.call(
                 "worker", self.registry.derive, request.model, in_use
             )
@@ -161,15 +165,17 @@ class Lab:
         recipe alone. Wishes that cannot be fulfilled change nothing: the refusal is returned.
         """
         running = [i for i in self.scheduler.instances_of(name) if i.live]
-        if running and wishes == Wishes():
+        if wishes == Wishes() and self._models.is_busy(self.scheduler.models[name]):
             self.scheduler.replace_stale(name)
             return None
         call = self.launcher.threads.call
         planned = await call("worker", self.registry.plan, name, wishes)
         if planned.candidates.refusal is not None:
             return planned.candidates.refusal
-        same = bool(running) and await call(
-            "worker", self.registry.would_be, name, wishes, running[0].plan_hash
+        same = bool(running) and (
+            await call("worker", self.registry.would_be, name, wishes, running[0].plan_hash)
+            if running[0].plan_hash
+            else _alike(planned.candidates.items[0], running[0].candidate)
         )
         self.scheduler.wish(name, wishes, replace=not same)
         return None
@@ -224,7 +230,8 @@ class Lab:
         paths_removed, freed = await self.launcher.threads.call(
             "worker", self.registry.remove_weights, name
         )
-        self._models.forget(name)
+        if not self._ups:  # an `up` that is on its way has it by name
+            self._models.forget(name)
         await self._models.save_states()
         await self._models.look_again()
         return Removed(removed=tuple(paths_removed), freed_bytes=freed)
@@ -260,6 +267,16 @@ class Lab:
                 after = event.id
             if not follow:
                 return
+
+
+def _alike(one: Candidate, other: Candidate) -> bool:
+    """Whether two candidates lead to the same plan; for one that is not rendered yet."""
+    return (one.variant, one.runtime, one.devices, one.settings) == (
+        other.variant,
+        other.runtime,
+        other.devices,
+        other.settings,
+    )
 
 
 async def _only(step: UpStep) -> AsyncIterator[UpStep]:

@@ -84,6 +84,8 @@ class Launcher:
         self._preparing: dict[str, asyncio.Task[None]] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._stopping: set[str] = set()
+        self._late: set[str] = set()
+        """Those whose start does not come back; what it may still start is stopped then."""
         self._died: dict[str, asyncio.Future[RunState]] = {}
         self._watches: dict[str, Watch] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -110,7 +112,10 @@ class Launcher:
         self._starting[instance] = self.tasks.spawn(f"start {instance}", work)
 
     def stop(self, instance: str) -> None:
-        if instance not in self._stopping:
+        if instance in self._late:  # its start still hangs in a thread: no more can be done
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self.scheduler.stop_unconfirmed, instance)
+        elif instance not in self._stopping:
             self._stopping.add(instance)
             self.tasks.spawn(f"stop {instance}", self._stop(instance))
 
@@ -177,6 +182,9 @@ class Launcher:
                     await self._confirm_gone(instance)
             load_s = time.monotonic() - began
             await self._note_ready(instance, load_s)
+            if self._died[instance].done():
+                cause = self._died[instance].result().why or "it ended"
+                raise LaunchError(f"the engine died as it became ready: {cause}")
             self.scheduler.ready(instance, load_s)
         except asyncio.CancelledError:
             pass  # `_stop` gave it up, and undoes what was started
@@ -309,12 +317,17 @@ class Launcher:
             start = self._starting.get(instance)
             if start is not None:
                 start.cancel()
-                await asyncio.wait([start])
+                _, hangs = await asyncio.wait([start], timeout=self._settings.stop_timeout_s)
+                if hangs:
+                    self._late.add(instance)
+                    self.scheduler.stop_unconfirmed(instance)
+                    await asyncio.wait([start])
             gone = await self._confirm_gone(instance)
         except Exception:  # an edge: a launcher effect
             log.exception("stopping %s failed", instance)
         finally:
             self._stopping.discard(instance)
+            self._late.discard(instance)
         if gone:
             self._forget(instance)
             self.scheduler.gone(instance, RunState(alive=False))

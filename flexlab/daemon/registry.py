@@ -142,8 +142,11 @@ class Registry:
             self._names = {n: m for n, m in self._names.items() if m != model}
 
     def recipe(self, model: str) -> ModelRecipe:
-        """The recipe of a known model that is not external."""
-        return self._recipes()[model]
+        """The recipe of a model that is not external. Raises UnknownModel: it may have gone."""
+        found = self._recipes().get(model)
+        if found is None:
+            raise UnknownModel(model)
+        return found
 
     def known(self) -> dict[str, Known]:
         """Facts of every model for the views: a few stat calls each."""
@@ -283,9 +286,10 @@ class Registry:
 
     def sources_of(self, model: str) -> set[str]:
         """Where the weights of a model come from, all its variants together."""
-        if model in self.externals:
+        recipe = self._recipes().get(model)
+        if recipe is None:
             return set()
-        variants = self.recipe(model).variants
+        variants = recipe.variants
         return {weight.source for variant in variants for weight in variant.plan_weights()}
 
     def remove_weights(self, model: str) -> tuple[list[str], int]:

@@ -160,6 +160,7 @@ class Service:
         await self.models.look_again()
         for name in self.registry.externals:
             self.externals.attach(name, self.installation)
+        self.scheduler.paused = True
         await Adoption(
             self.records,
             self.runtimes,
@@ -168,6 +169,7 @@ class Service:
             self.launcher,
             self.models.register,
         ).run(self.installation)
+        self.scheduler.paused = False
         await self.readings.take()
         self.lab.address = await self.gateway.start(self.settings.host, self.settings.port)
         await self._listen(lock)

@@ -41,17 +41,19 @@ def occupancy(
 
 def occupant(instance: Instance, model: Model, now: float, policy: Policy) -> Occupant:
     """One instance with what its model's user decided."""
+    # What does not go away makes no room, whatever is decided.
+    stuck = "stuck" in instance.conditions
     turn_end = (instance.ready_at or now) + turn_s(instance.load_s or 0.0, policy)
     return Occupant(
         instance=instance.id,
         model=instance.model,
-        phase=_PHASE[instance.state],
+        phase="ready" if stuck else _PHASE[instance.state],
         priority=model.priority,
         claims={pool: instance.held(pool) for pool in instance.claims},
         devices=instance.candidate.devices,
         group=instance.candidate.group,
         group_with_card=instance.candidate.group_with_card,
-        pinned=model.pinned or instance.external,
+        pinned=model.pinned or instance.external or stuck,
         in_flight=len(instance.leases),
         waiting=len(model.waiters),
         idle_s=None if instance.idle_since is None else now - instance.idle_since,

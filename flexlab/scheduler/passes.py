@@ -54,6 +54,8 @@ class Passes:
         """Whether any model has waiters; kept by the pass, for the way of every request."""
         self._wanted_pools: frozenset[str] = frozenset()
         """Pools that a warm model which is out waits for."""
+        self.paused = False
+        """While what an earlier daemon left is being judged, nothing is decided."""
         self._passing = False
         self._again = False
         self._wake = NEVER
@@ -63,7 +65,7 @@ class Passes:
     def _pass(self) -> None:
         """Run until nothing follows any more; a call from inside a pass is one more round."""
         self._again = True
-        if self._passing:
+        if self._passing or self.paused:
             return
         self._passing = True
         try:
@@ -80,6 +82,7 @@ class Passes:
                     self._restore_warm(now)
         finally:
             self._passing = False
+        self._wanted_pools = self._pools_of_warm_models_that_are_out()
         self._contested = any(model.waiters for model in self.models.values())
         self._set_wake(self._clock())
 
@@ -173,6 +176,7 @@ class Passes:
             until=now + placement.candidate.start_timeout_s,
         )
         model.starts += 1
+        self._again = True  # victims that still drain for it may be ready again
         model.waits_for = model.preempted_by = None
         model.blocked_by = frozenset()
         self._add(instance)
@@ -204,9 +208,11 @@ class Passes:
         model = self.models[instance.model]
         if instance.idle_since is None or instance.external or instance.state != "ready":
             return None
+        if model.pinned:
+            return None
         if "stale" in instance.conditions:
             return instance.idle_since + self.policy.linger_s
-        if model.pinned or model.keep == "warm":
+        if model.keep == "warm":
             return None
         timeout_s = model.idle_timeout_s
         if timeout_s is None:
@@ -219,7 +225,8 @@ class Passes:
         return frozenset(
             need.pool
             for model in self.models.values()
-            if self._to_restore(model) and not self._of(model.name) and model.candidates
+            if model.awaits_memory and self._to_restore(model) and not self._of(model.name)
+            if model.candidates
             for candidate in model.candidates.items
             for need in candidate.needs
         )
@@ -239,6 +246,8 @@ class Passes:
             occupied = self._occupancy(now, {})
             asker = Asker(priority=model.priority)
             answer = place(model.candidates, occupied, self.policy, asker)
+            # What nobody of ours could make room for hurries nobody.
+            model.awaits_memory = not isinstance(answer, Refusal)
             if isinstance(answer, Placement) and not answer.victims:
                 self._start(model, answer, now)
 
@@ -345,6 +354,7 @@ class Passes:
             if not waiter.future.done():
                 waiter.future.set_exception(Refused(refusal))
         if gone:
+            self._again = True  # nobody yields to it any more
             model.problem = refusal
             self._effects.note("refused", refusal.message, model=model.name, why=refusal.code)
 

@@ -230,7 +230,7 @@ def _pinned_in_the_way(candidate: Candidate, holders: Sequence[Occupant], what: 
     names = ", ".join(sorted({o.model for o in holders}))
     return Refusal(
         code="pinned_in_the_way",
-        message=f"{candidate.model} needs {what} pinned by {names}",
+        message=f"{candidate.model} needs {what} held by {names}, pinned or stuck",
         hint=f"flexlab down {holders[0].model}",
     )
 

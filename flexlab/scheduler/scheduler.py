@@ -75,6 +75,8 @@ class Scheduler(Passes):
                     message=f"{model.name} is disabled",
                 )
             )
+        if any("stuck" in instance.conditions for instance in self._of(model.name)):
+            raise Refused(_stuck(model.name))
         if wants_download:
             model.failures, model.back_off_until = 0, 0.0
         elif now < model.back_off_until:
@@ -209,14 +211,13 @@ class Scheduler(Passes):
         model = self.models[name]
         now = self._clock()
         was, model.preparing = model.preparing, None
-        if was is not None and was.wishes != model.wishes:
-            self._pass()  # made for wishes that have changed meanwhile: prepared again
-            return
-        model.candidates = candidates
         if was is not None and was.download:
             for waiter in model.waiters:  # fetching is not time that an `up` spends in the queue
                 if waiter.wants_download:
                     waiter.deadline += now - max(was.since, waiter.since)
+        # Made for wishes that have changed meanwhile, it is prepared again.
+        if was is None or was.wishes == model.wishes:
+            model.candidates = candidates
         self._pass()
 
     def prepare_failed(self, name: str, refusal: Refusal) -> None:
@@ -319,6 +320,8 @@ class Scheduler(Passes):
             if not future.done():
                 future.set_result(False)
         self._note(found, "stuck", f"{found.model} does not go away; flexlab down --force")
+        self._refuse_waiters(self.models[found.model], _stuck(found.model))
+        self._pass()
 
     def adopt(self, instance: Instance) -> None:
         """One that runs already: found by an earlier daemon's record, or external."""
@@ -380,3 +383,11 @@ class Scheduler(Passes):
     def add_pool(self, pool: PoolAccount) -> None:
         """Make a pool known."""
         self.pools[pool.id] = pool
+
+
+def _stuck(model: str) -> Refusal:
+    return Refusal(
+        code="stuck",
+        message=f"{model} was told to stop, and that is not confirmed; it still holds its memory",
+        hint=f"flexlab down {model} --force",
+    )

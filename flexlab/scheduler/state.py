@@ -153,6 +153,8 @@ class Model:
     preempted_by: str | None = None
     problem: Refusal | None = None
     """The last refusal, for people to see; nothing is decided by it."""
+    awaits_memory: bool = False
+    """Warm and out: others of ours hold what it would need to come back."""
     restore_blocked: bool = False
     """It failed too often, or cannot be planned: not restored by itself until it is wanted."""
     failures: int = 0
