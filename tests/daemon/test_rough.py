@@ -257,3 +257,69 @@ def test_an_installation_that_cannot_be_read_now_is_not_replaced(
         with pytest.raises(OSError, match="Stale"):
             installation_id(folder)
     assert installation_id(folder) == word
+
+
+async def test_a_plain_up_does_not_override_the_wishes_of_one_on_its_way(
+    home: Path, start: Start
+) -> None:
+    write_recipe(home, "small")
+    lab = await start()
+    launcher = lab.service.launcher
+    gate, plan = asyncio.Event(), launcher._plan
+
+    async def later(*words: Any) -> Any:
+        await gate.wait()
+        return await plan(*words)
+
+    launcher._plan = later  # type: ignore[method-assign]
+    scheduler = lab.service.scheduler
+
+    def wishing() -> list[UpStep]:
+        wishes = Wishes(settings={"context_size": "512"})
+        return list(client.connect(start=False).up("small", wishes))
+
+    first = asyncio.create_task(asyncio.to_thread(wishing))
+    await lab.until(lambda: len(scheduler.models["small"].waiters) == 1)
+    second = asyncio.create_task(up("small"))
+    await lab.until(lambda: len(scheduler.models["small"].waiters) == 2)
+    gate.set()
+    await asyncio.gather(first, second)
+    assert [i.candidate.context for i in scheduler.instances.values()] == [512]
+
+
+async def test_decisions_written_by_a_newer_flexlab_are_not_overwritten(
+    home: Path, start: Start
+) -> None:
+    write_recipe(home, "small")
+    file = paths.private_dir(paths.state_dir()) / "models.json"
+    newer = '{"schema": 99, "models": {"small": {"keep": "warm", "new": 1}}}'
+    file.write_text(newer)
+    await start()
+    await up("small", pin=True)
+    assert file.read_text() == newer
+
+
+async def test_nothing_is_decided_before_all_that_runs_is_adopted(
+    home: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_recipe(home, "first")
+    write_recipe(home, "second")
+    lab = await start()
+    await up("first", keep="warm")
+    await up("second", keep="warm")
+    engines = {one.launch.instance for one in lab.world.alive()}
+    await start.end(lab)  # type: ignore[attr-defined]
+    judge = adopt.Adoption._judge
+
+    async def with_a_death_between(self: adopt.Adoption, record: Any) -> None:
+        if record.model == "second":
+            for one in lab.world.alive():
+                if one.launch.instance.startswith("first-"):
+                    one.end()
+            await asyncio.to_thread(lambda: None)
+        await judge(self, record)
+
+    monkeypatch.setattr(adopt.Adoption, "_judge", with_a_death_between)
+    again = await start()
+    survivor = next(name for name in engines if name.startswith("second-"))
+    assert survivor in again.service.scheduler.instances

@@ -386,3 +386,39 @@ def test_a_timer_that_fires_a_little_early_is_set_again() -> None:
         assert world.running() == set()
 
     play(story())
+
+
+def test_who_asks_for_a_stuck_model_hears_so_at_once() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8)
+        world.add("a", 6)
+        world.add("b", 6)
+        world.never_stops.add("a")
+        world.ask("a").done()
+        await world.run(5)
+        world.scheduler.down("a")
+        await world.run(30)
+        again, other = world.ask("a"), world.ask("b")
+        await world.run(5)
+        assert again.refused is not None
+        assert again.refused.code == "stuck"
+        assert other.refused is not None
+        assert "a" in other.refused.message
+
+    play(story())
+
+
+def test_a_fetch_longer_than_the_queue_time_survives_a_change_of_wishes() -> None:
+    async def story() -> None:
+        world = World(queue_timeout_s=50)
+        world.add("a", 1)
+        world.not_installed.add("a")
+        first = world.ask("a", wants_download=True)
+        await world.run(10)
+        world.scheduler.wish("a", Wishes(settings={"context_size": "8192"}))
+        second = world.ask("a", wants_download=True)
+        await world.run(300)
+        assert first.lease is not None
+        assert second.lease is not None
+
+    play(story())

@@ -410,3 +410,38 @@ def test_a_reading_that_spans_an_end_says_nothing_of_strangers() -> None:
         assert b.lease is not None
 
     play(story())
+
+
+def test_the_waiters_of_a_victim_get_in_when_it_need_not_yield_any_more() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8, queue_timeout_s=500)
+        world.add("yielding", 1, load_s=0.2)
+        world.add("other", 1, load_s=0.2)
+        world.add("wanted", 7, load_s=60)
+        world.ask("yielding"), world.ask("other")
+        await world.run(31)
+        world.ask("wanted")
+        await world.run(1)
+        late = world.ask("yielding")
+        await world.run(1)
+        assert late.waits
+        world.crash("other")
+        await world.run(50)
+        assert not late.waits
+
+    play(story())
+
+
+def test_a_warm_model_that_can_never_fit_hurries_nobody() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8, idle_timeout_s=900)
+        world.add("big", 6, keep="warm")
+        world.add("pinned", 5, pinned=True)
+        world.add("cold", 1)
+        world.ask("pinned").done()
+        await world.run(5)
+        world.ask("cold").done()
+        await world.run(100)
+        assert "cold" in world.running()
+
+    play(story())
