@@ -21,6 +21,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     hint: str
 
 
+class DeviceNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A file in /dev that a process needs to use a GPU."""
+
+    path: str
+    gid: int | None = None
+    """Numeric group of the node: names differ between a host and an image. None: not readable."""
+
+
 class MigSlice(msgspec.Struct, frozen=True, kw_only=True):
     """One MIG slice of an NVIDIA card; planning and pools see slices, not their card."""
 
@@ -61,6 +69,19 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     usable: bool = True
     best: bool = False
     problems: tuple[Problem, ...] = ()
+    gtt_used_bytes: int | None = None
+    unified: bool = False
+    """Its memory is the host's RAM (an APU, a GB10, a Jetson)."""
+    uuid: str | None = None
+    """`GPU-…` as the vendor's runtime takes it; None where it has none (APUs)."""
+    revision: str | None = None
+    """PCI revision, two hex digits: tells products apart that share a device id."""
+    driver_version: str | None = None
+    cuda_version: str | None = None
+    """The newest CUDA that the driver speaks; not what the card can run."""
+    asleep: bool = False
+    """Runtime-suspended: its sensors are not read, since that would wake it."""
+    nodes: tuple[DeviceNode, ...] = ()
 
 
 class Cpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +109,64 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """All our instances together may take at most this (setting `ram_limit`); None: no bound."""
 
 
+class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
+    """What one read of a GPU's sensors gave; a value that the card does not have is absent.
+
+    Names of numbers: `vram_total_bytes vram_used_bytes gtt_total_bytes gtt_used_bytes busy_percent
+    memory_busy_percent power_w power_limit_w clock_core_mhz clock_memory_mhz fan_rpm fan_percent`
+    and `temp_NAME_c` (`temp_edge_c`, `temp_junction_c`, `temp_mem_c`, `temp_gpu_c` …).
+    """
+
+    numbers: dict[str, float] = {}
+    asleep: bool = False
+    throttle: tuple[str, ...] = ()
+    """Why the card runs slower than it could: thermal, power, voltage, hardware, other."""
+
+
+class Aged(msgspec.Struct, frozen=True, array_like=True):
+    """A value and how many seconds ago it was read."""
+
+    value: float
+    age_s: float
+
+
+class GpuSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU in one tick: every known value with its age."""
+
+    id: str
+    values: dict[str, Aged] = {}
+    asleep: bool = False
+    throttle: tuple[str, ...] = ()
+    stale: bool = False
+    """Its source did not answer in time: the values are the last ones that it gave."""
+    problem: Problem | None = None
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that holds memory of a GPU, or of one MIG slice (`gpu` is then its UUID)."""
+
+    gpu: str
+    pid: int
+    """As seen from here; 0 where the driver names a process of another pid namespace."""
+    name: str | None = None
+    cgroup: str | None = None
+    """Path of its control group: tells containers apart."""
+    vram_bytes: int | None = None
+    gtt_bytes: int | None = None
+    busy_percent: float | None = None
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One tick of the hardware helper: one JSON line."""
+
+    at: float
+    seq: int
+    gpus: tuple[GpuSample, ...] = ()
+    holders: tuple[Holder, ...] = ()
+    holders_age_s: float | None = None
+    """None until the first full scan of other processes ended."""
+
+
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that was detected, at one moment."""
 
@@ -98,6 +177,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[Gpu, ...] = ()
     pools: tuple[Pool, ...] = ()
     findings: tuple[Problem, ...] = ()
+    wsl: bool = False
+    board: str | None = None
+    """The device tree's or the firmware's name of the machine (`NVIDIA Jetson AGX Orin …`)."""
 
     def pool(self, pool_id: str) -> Pool | None:
         """The pool of this id, or None."""

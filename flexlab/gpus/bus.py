@@ -1,0 +1,186 @@
+"""What hangs on the PCI bus and what the kernel made of it in DRM, joined by PCI slot.
+
+Card numbers have gaps and change between boots, and renderD128 need not belong to card0
+(mudler/LocalAI#10941), so a PCI slot is the only identity.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from flexlab.gpus.files import list_names, read_text
+from flexlab.spec.machine import Vendor
+
+VENDORS: dict[int, Vendor] = {0x1002: "amd", 0x10DE: "nvidia", 0x8086: "intel"}
+
+_DISPLAY_CLASS = 0x03
+_ACCELERATOR_CLASS = 0x1200
+"""How an Instinct MI300 calls itself; a device of this class by another vendor is an NPU."""
+_CARD = re.compile(r"card([0-9]+)")
+_RENDER = re.compile(r"renderD([0-9]+)")
+_SLOT = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.IGNORECASE)
+
+
+class Device(NamedTuple):
+    """A PCI function, from its own folder or from DRM's view of it; None where unreadable."""
+
+    slot: str | None
+    vendor: Vendor | None
+    pci_id: str | None
+    """`1002:744c`, lower case."""
+    revision: str | None
+    """Two hex digits."""
+    kind: int | None
+    """PCI class without the programming interface: 0x0300, 0x0302, 0x0380, 0x1200."""
+    driver: str | None
+    folder: Path
+
+
+class DrmNode(NamedTuple):
+    """One card with its render node, joined by PCI slot; either number may be missing."""
+
+    card: str | None
+    render_minor: int | None
+    device: Device
+
+
+class Bus(NamedTuple):
+    """Everything on the bus that could be a GPU of a vendor we know."""
+
+    pci: tuple[Device, ...]
+    drm: tuple[DrmNode, ...]
+
+    def of(self, vendor: Vendor) -> Bus:
+        """This vendor's part of it."""
+        return Bus(
+            tuple(device for device in self.pci if device.vendor == vendor),
+            tuple(node for node in self.drm if node.device.vendor == vendor),
+        )
+
+
+def read_bus(root: Path) -> Bus:
+    """PCI display devices and DRM nodes below `root`, each in order of its slot."""
+    return Bus(tuple(_pci(root)), tuple(_drm(root)))
+
+
+def plain_slot(text: str | None) -> str | None:
+    """`00000000:2D:00.0`, `2d:00.0` -> `0000:2d:00.0`; None for anything else.
+
+    NVML writes a domain of 8 digits in upper case, sysfs one of 4 in lower case.
+    """
+    match = _SLOT.fullmatch((text or "").strip())
+    if match is None:
+        return None
+    domain = int(match[1] or "0", 16)
+    return f"{domain:04x}:{match[2]}:{match[3]}.{match[4]}".lower()
+
+
+def _pci(root: Path) -> Iterator[Device]:
+    folder = root / "sys/bus/pci/devices"
+    for name in list_names(folder):
+        slot = plain_slot(name)
+        if slot is None:
+            continue
+        # The class first: of some hundred devices, one or two are GPUs.
+        kind = _hex(read_text(folder / name / "class"))
+        if kind is None or not _maybe_gpu(kind >> 8):
+            continue
+        device = read_device(folder / name, slot=slot, kind=kind >> 8)
+        if device.vendor and (device.kind != _ACCELERATOR_CLASS or device.vendor == "amd"):
+            yield device
+
+
+def _maybe_gpu(kind: int) -> bool:
+    return kind >> 8 == _DISPLAY_CLASS or kind == _ACCELERATOR_CLASS
+
+
+def _drm(root: Path) -> Iterator[DrmNode]:
+    """Cards and render nodes that share a PCI slot are one; what has no slot stands alone."""
+    folder = root / "sys/class/drm"
+    by_slot: dict[str, DrmNode] = {}
+    alone: list[DrmNode] = []
+    for name in list_names(folder):
+        card, render = _CARD.fullmatch(name), _RENDER.fullmatch(name)
+        if not card and not render:
+            continue  # connectors are card0-DP-1
+        node = DrmNode(
+            name if card else None,
+            int(render[1]) if render else None,
+            read_device(folder / name / "device"),
+        )
+        slot = node.device.slot
+        if slot is None:
+            alone.append(node)
+        else:
+            by_slot[slot] = _merged(by_slot.get(slot), node)
+    yield from (by_slot[slot] for slot in sorted(by_slot))
+    yield from alone
+
+
+def _merged(first: DrmNode | None, second: DrmNode) -> DrmNode:
+    if first is None:
+        return second
+    card = first.card or second.card
+    minor = first.render_minor if first.render_minor is not None else second.render_minor
+    # The card's folder has the sensors; the render node's may be a bare link.
+    device = second.device if second.card else first.device
+    other = first.device if second.card else second.device
+    known = (value if value is not None else other[at] for at, value in enumerate(device))
+    return DrmNode(card, minor, Device(*known))
+
+
+def read_device(folder: Path, *, slot: str | None = None, kind: int | None = None) -> Device:
+    """The PCI function whose sysfs folder (or link to it) is `folder`."""
+    uevent = _uevent(folder)
+    vendor = _hex(read_text(folder / "vendor"))
+    model = _hex(read_text(folder / "device"))
+    if vendor is None or model is None:
+        vendor, model = _ids(uevent.get("PCI_ID", ""))
+    revision = _hex(read_text(folder / "revision"))
+    if kind is None:
+        whole = _hex(read_text(folder / "class"))
+        kind = None if whole is None else whole >> 8
+    slot = slot or plain_slot(uevent.get("PCI_SLOT_NAME")) or _linked_slot(folder)
+    return Device(
+        slot=slot,
+        vendor=VENDORS.get(vendor) if vendor is not None else None,
+        pci_id=None if vendor is None or model is None else f"{vendor:04x}:{model:04x}",
+        revision=None if revision is None else f"{revision:02x}",
+        kind=kind,
+        driver=uevent.get("DRIVER") or _linked_name(folder / "driver"),
+        folder=folder,
+    )
+
+
+def _uevent(folder: Path) -> dict[str, str]:
+    lines = (read_text(folder / "uevent") or "").splitlines()
+    pairs = (line.partition("=") for line in lines)
+    return {key: value.strip() for key, separator, value in pairs if separator}
+
+
+def _ids(text: str) -> tuple[int | None, int | None]:
+    vendor, _, model = text.partition(":")
+    return _hex(vendor), _hex(model)
+
+
+def _linked_slot(folder: Path) -> str | None:
+    """A kernel has a link to the PCI folder; recorded trees have a plain folder."""
+    return plain_slot(_linked_name(folder))
+
+
+def _linked_name(link: Path) -> str | None:
+    try:
+        return Path(link.readlink()).name
+    except (OSError, ValueError):
+        return None
+
+
+def _hex(text: str | None) -> int | None:
+    word = (text or "").strip()
+    try:
+        return int(word, 16) if 0 < len(word) <= 18 and word.isascii() else None
+    except ValueError:
+        return None
