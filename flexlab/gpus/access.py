@@ -7,7 +7,6 @@ is never opened to find out: opening a render node wakes a sleeping card.
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,28 +30,29 @@ def look(root: Path, path: str) -> NodeAccess:
         known = os.path.isdir(os.path.join(root, "dev"))
         return NodeAccess(DeviceNode(path=path), False if known else None, None)
     except OSError:
-        # Its folder may not be searched, so the node cannot be opened either.
+        # A folder on the way may not be searched, so the node cannot be opened either.
         return NodeAccess(DeviceNode(path=path), None, False)
-    return NodeAccess(
-        DeviceNode(path=path, gid=found.st_gid), True, os.access(below, os.R_OK | os.W_OK)
-    )
+    allowed = os.access(below, os.R_OK | os.W_OK)
+    return NodeAccess(DeviceNode(path=path, gid=found.st_gid), True, allowed)
 
 
-def mend(access: NodeAccess) -> str:
-    """What to do about a node that may not be opened: which group, by number and name."""
+def mend(root: Path, access: NodeAccess) -> str:
+    """What to type so that this user may open the node: the group by name and number.
+
+    Names stand for numbers of the running system only; another root's groups are just numbers.
+    """
     path, gid = access.node.path, access.node.gid
     if gid is None:
         return f"ls -l {path} shows who may open it"
-    if not access.node_mode_lets_group:
-        return f"ls -l {path}: its group may not open it either"
-    return f"sudo usermod -aG {_group(gid)} $USER, then log in again (gid {gid} owns {path})"
+    name = _group_name(gid) if root == Path("/") else None
+    return f"sudo usermod -aG {name or gid} $USER, then log in again (gid {gid} owns {path})"
 
 
-def _group(gid: int) -> str:
-    # pwd-style lookups read /etc/group only when something is wrong.
+def _group_name(gid: int) -> str | None:
+    # Read only when something is wrong: with a directory service this is a question to the network.
     import grp
 
     try:
         return grp.getgrgid(gid).gr_name
     except (KeyError, OSError):
-        return str(gid)
+        return None

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from flexlab.spec.instance import Condition, InstanceState
-from flexlab.spec.machine import Gpu, PoolKind
+from flexlab.spec.machine import Gpu, GpuSample, PoolKind
 from flexlab.spec.plan import Keep, Refusal
 
 SNAPSHOT_SCHEMA = 1
@@ -112,6 +112,19 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     problem: Refusal | None = None
 
 
+class HolderView(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that holds memory of a GPU (or of a MIG slice); `instance` where it is ours."""
+
+    gpu: str
+    pid: int
+    name: str | None = None
+    vram_bytes: int | None = None
+    gtt_bytes: int | None = None
+    busy_percent: float | None = None
+    instance: str | None = None
+    model: str | None = None
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The whole lab at one moment; self-contained, so that a recording replays."""
 
@@ -130,6 +143,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     instances: tuple[InstanceView, ...] = ()
     requests_total: int = 0
     last_event: int = 0
+    gpu_samples: tuple[GpuSample, ...] = ()
+    """Every reading of every GPU with its age."""
+    holders: tuple[HolderView, ...] = ()
 
 
 EventKind = Literal[
