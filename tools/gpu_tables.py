@@ -35,6 +35,7 @@ NOT_A_GPU = re.compile(
     re.IGNORECASE,
 )
 FAMILY = re.compile(r"00[MX]*( Series| /)|^[^0-9]*(Series|Graphics|Vega)$|Adapter$|TDC")
+APU_PAIR = re.compile(r"Radeon [0-9]+M / [0-9]+M")
 VARIANT = re.compile(r" (Rev\. \w|Lite Hash Rate|GDDR6X)$")
 
 Rules = dict[str, Any]
@@ -49,18 +50,12 @@ class Row(NamedTuple):
     mib: int | None
     kind: str
     name: str
+    assumed: bool = False
+    """The memory is that of the product that amdgpu.ids lists first for the device."""
 
     def line(self) -> str:
-        return "\t".join(
-            (
-                self.device,
-                self.revision,
-                self.arch or "-",
-                str(self.mib or "-"),
-                self.kind,
-                self.name,
-            )
-        )
+        mib = "-" if self.mib is None else f"{self.mib}{'?' * self.assumed}"
+        return "\t".join((self.device, self.revision, self.arch or "-", mib, self.kind, self.name))
 
 
 def main() -> None:
@@ -98,8 +93,8 @@ def devices(files: list[str], vendor: str, extra: dict[str, str] | None = None) 
 def amd_rows(known: dict[str, str], amdgpu_ids: str, rules: Rules) -> Iterator[Row]:
     """A row per device, and one per revision that says more.
 
-    Not of an APU that comes as one of two (`880M / 890M`): the lists of revisions disagree with the
-    machines that are sold, and the two differ in compute units only, which the kernel counts.
+    Not of an APU that comes as one of two (`880M / 890M`): they differ in compute units only, which
+    the kernel counts, and the pair is right for revisions too that no list has yet.
     """
     products: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for device, revision, name in re.findall(
@@ -121,12 +116,13 @@ def amd_rows(known: dict[str, str], amdgpu_ids: str, rules: Rules) -> Iterator[R
             (place[5:], name) for place, name in rules["names"].items() if place[:4] == device
         )
         memory = memory_of(general, rules)
-        first = memory_of(next(iter(exact.values()), ""), rules)
-        yield Row(device, "-", arch, memory or first, kind, general, memory is None)
+        sizes = [memory_of(name, rules) for name in exact.values()]
+        first = memory or next(iter(sizes), None)
+        assumed = memory is None and len(set(sizes)) > 1
+        yield Row(device, "-", arch, first, kind, general, assumed)
         for revision, name in sorted(exact.items()):
             sure = f"{device}:{revision}" not in rules["unsure"]
-            pair = kind == "apu" and len(models(general)) == 2 and models(name) <= models(general)
-            if not sure or (name != general and not pair):
+            if not sure or (name != general and not APU_PAIR.fullmatch(general)):
                 mib = memory_of(name, rules)
                 yield Row(device, revision, arch if sure else None, mib, kind, name)
 
@@ -157,10 +153,6 @@ def amd_name(names: list[str], general: str) -> str:
     if exact or not re.search(r"[0-9]", general):
         return " / ".join(exact or names)
     return general
-
-
-def models(name: str) -> set[str]:
-    return set(re.findall(r"[0-9]{3}\w*", name))
 
 
 def nvidia_rows(known: dict[str, str], rules: Rules) -> Iterator[Row]:
