@@ -106,12 +106,39 @@ class Patience:
             self._workers.wait(lane.ended, max(0.0, until - self._workers.now()))
 
     def _start(self, calls: list[_Call[T]]) -> _Lane[T]:
-        lane = _Lane(calls, self._deadline_s, self._workers.now)
-        try:
-            self._workers.start(lane.run)
-        except RuntimeError as error:  # the limit of threads is reached
-            lane.refuse(str(error))
-        return lane
+        return _start(self._workers, calls, self._deadline_s)
+
+
+class Background(Generic[T]):
+    """One slow thing that is done beside everything else; never begun while it still runs."""
+
+    def __init__(self, *, workers: Workers | None = None) -> None:
+        self._workers = workers or Workers()
+        self._lane: _Lane[T] | None = None
+        self._call: _Call[T] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether it runs, or hangs."""
+        return self._call is not None and self._call.outcome is None
+
+    def begin(self, job: Callable[[], T]) -> None:
+        """Run `job` in a thread. A programming error while it is busy."""
+        assert not self.busy
+        self._call = _Call(job)
+        self._lane = _start(self._workers, [self._call], 0.0)
+
+    def wait(self, seconds: float) -> None:
+        """Until it has returned, at most so long."""
+        if self._lane is not None:
+            self._workers.wait(self._lane.ended, seconds)
+
+    def take(self) -> Outcome[T] | None:
+        """What came of it, once; None while it runs, and when it was taken."""
+        if self._call is None or self._call.outcome is None:
+            return None
+        call, self._call = self._call, None
+        return call.outcome
 
 
 class _Call(Generic[T]):
@@ -181,6 +208,15 @@ class _Lane(Generic[T]):
         while self._calls:
             self._calls.popleft().outcome = Outcome(error=reason, at=self._clock())
         self.ended.set()
+
+
+def _start(workers: Workers, calls: list[_Call[T]], deadline_s: float) -> _Lane[T]:
+    lane = _Lane(calls, deadline_s, workers.now)
+    try:
+        workers.start(lane.run)
+    except RuntimeError as error:  # the limit of threads is reached
+        lane.refuse(str(error))
+    return lane
 
 
 def _told(call: _Call[T]) -> Outcome[T]:
