@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -28,6 +29,7 @@ PAUSE_LONGEST_S = 60.0
 HEALTHY_S = 60.0
 """A helper that spoke for so long was well: the pause after it is the first one again."""
 LOG_MAX_BYTES = 1 << 20
+_BLOCK_BYTES = 256 * 1024
 log = logging.getLogger(__name__)
 
 
@@ -48,7 +50,7 @@ class Child(Protocol):
         ...
 
 
-Launch = Callable[[Sequence[str]], Awaitable[Child]]
+Launch = Callable[[Sequence[str]], Child]
 """Starts a helper by its command. Raises OSError."""
 
 
@@ -101,7 +103,7 @@ class Hardware:
             begun = loop.time()
             heard = begun
             try:
-                self._child = child = await self._launch(self._command)
+                self._child = child = self._launch(self._command)
                 if self._holders_every_s is not None:
                     child.ask_holders_every(self._holders_every_s)
             except OSError as error:
@@ -144,46 +146,44 @@ class Hardware:
 
 
 class _Process:
-    """A helper as a process, with its output on the loop."""
+    """A helper as a process, with its output on the loop.
 
-    def __init__(
-        self,
-        child: subprocess.Popen[bytes],
-        output: asyncio.StreamReader,
-        transport: asyncio.ReadTransport,
-    ) -> None:
+    Its pipe is read by a plain descriptor: a transport of uvloop closes the descriptor a second
+    time, when it may be another file's.
+    """
+
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        assert child.stdout is not None
         self._child = child
-        self._output = output
-        self._transport = transport
+        self._descriptor = child.stdout.fileno()
+        self._lines = asyncio.StreamReader(limit=helper.LINE_LIMIT_BYTES)
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(self._descriptor, False)
+        self._loop.add_reader(self._descriptor, self._read)
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if block := os.read(self._descriptor, _BLOCK_BYTES):
+                self._lines.feed_data(block)
+            else:
+                self._loop.remove_reader(self._descriptor)
+                self._lines.feed_eof()
 
     async def line(self) -> bytes:
-        return await self._output.readline()
+        return await self._lines.readline()
 
     def ask_holders_every(self, seconds: float) -> None:
         helper.ask_holders_every(self._child, seconds)
 
     def abandon(self) -> None:
-        self._transport.close()
+        self._loop.remove_reader(self._descriptor)
         helper.abandon(self._child)
 
 
-async def _launch(command: Sequence[str]) -> Child:
-    loop = asyncio.get_running_loop()
-    child = _start(command)
-    output = asyncio.StreamReader(limit=helper.LINE_LIMIT_BYTES)
+def _launch(command: Sequence[str]) -> Child:
+    log_path = paths.logs_dir() / "hardware.log"
+    complaints = open_for_engine(log_path, LOG_MAX_BYTES)
     try:
-        transport, _protocol = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(output), child.stdout
-        )
-    except BaseException:
-        helper.abandon(child)
-        raise
-    return _Process(child, output, transport)
-
-
-def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """With a log for what drivers complain about."""
-    log_path: Path = paths.logs_dir() / "hardware.log"
-    descriptor = open_for_engine(log_path, LOG_MAX_BYTES)
-    with open(descriptor, "ab") as complaints:
-        return helper.start(command, stderr=complaints.fileno())
+        return _Process(helper.start(command, stderr=complaints))
+    finally:
+        os.close(complaints)
