@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -16,6 +17,16 @@ from flexlab.core.errors import UsageError
 F = TypeVar("F", bound=Callable[..., Any])
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Answer as JSON, in a stable shape.")]
+SysrootOption = Annotated[
+    str | None,
+    typer.Option(
+        "--sysroot",
+        envvar="FLEXLAB_SYSROOT",
+        metavar="DIR",
+        show_envvar=False,
+        help="Look at the machine recorded below DIR, and at nothing of this one.",
+    ),
+]
 
 
 class _QuickHelp:
@@ -39,8 +50,22 @@ def _show_help(context: Any, _option: Any, is_wanted: bool) -> None:
         context.exit()
 
 
+class _AsTyped:
+    """For texts: Typer has pydantic judge them too (90 ms a command), which changes nothing."""
+
+    def coerce(self, value: Any, **_: Any) -> Any:
+        return value
+
+
 class VerbCommand(_QuickHelp, typer.core.TyperCommand):
     """One verb."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        params: list[Any] = self.get_params(ctx)
+        for param in params:
+            if param.nargs == 1 and not param.multiple and param.type_descriptor.annotation is str:
+                param._runtime_param = _AsTyped()
+        return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Arguments as their metavars say: Typer calls each optional that has a default."""
@@ -88,6 +113,22 @@ def verb_app(help_text: str | None = None) -> typer.Typer:
         pretty_exceptions_enable=False,
         add_completion=False,
         context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def machine_root(sysroot: str | None) -> Path:
+    """The folder that is looked at as a machine's `/`; None is this machine.
+
+    Raises UsageError where it is no folder, or none that can be read: an empty machine would be
+    believed.
+    """
+    if sysroot is None:
+        return Path("/")
+    if sysroot and os.path.isdir(sysroot) and os.access(sysroot, os.R_OK | os.X_OK):
+        return Path(os.path.realpath(sysroot))
+    raise UsageError(
+        f"sysroot {typed(sysroot)!r} is no folder that can be read",
+        "--sysroot DIR (or FLEXLAB_SYSROOT) holds sys/ and proc/ of a machine, or nvidia-smi.xml",
     )
 
 

@@ -39,11 +39,14 @@ VERBS: Final[dict[str, dict[str, str]]] = {
         "pull": "Download a model's weights.",
         "rm": "Delete a model's weights.",
     },
+    "Machine": {
+        "gpus": "Show this machine's GPUs, live with --watch.",
+        "doctor": "Check this machine; each finding with its mend.",
+    },
     "Setup": {
         "serve": "Run the daemon in the foreground.",
         "recipes": "List, show or check model recipes.",
         "config": "Show or check the settings.",
-        "doctor": "Check this machine; each finding with its mend.",
         "completion": "Print a completion script for bash, zsh or fish.",
         "version": "Show versions.",
     },

@@ -64,11 +64,56 @@ def answer_piece(text: str) -> None:
     flush()
 
 
+def answer_json_line(value: object) -> None:
+    """The answer's next object, on a line of its own and shown at once."""
+    builtins: Any = msgspec.to_builtins(value)
+    _write(json.dumps(builtins, ensure_ascii=not _is_unicode(sys.stdout)) + "\n")
+    flush()
+
+
 def answer_table(columns: Sequence[table.Column], rows: Sequence[Sequence[str]]) -> None:
     """A table on stdout, as wide as the terminal (or $COLUMNS) allows."""
-    ellipsis = "…" if _is_unicode(sys.stdout) else "~"
-    lines = table.render(columns, rows, width=_width(sys.stdout), ellipsis=ellipsis)
+    _write("".join(f"{line}\n" for line in table_lines(columns, rows)))
+
+
+def table_lines(columns: Sequence[table.Column], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of `answer_table`."""
+    ellipsis = "…" if answers_in_unicode() else "~"
+    return table.render(columns, rows, width=_width(sys.stdout), ellipsis=ellipsis)
+
+
+def answer_folded(text: str) -> None:
+    """Sentences of the answer, broken between words where a table would be cut."""
+    width = _width(sys.stdout)
+    lines = [clean(text)] if width is None else table.fold(clean(text), width)
     _write("".join(f"{line}\n" for line in lines))
+
+
+def answers_in_unicode() -> bool:
+    """Whether stdout takes more than ASCII."""
+    return _is_unicode(sys.stdout)
+
+
+def can_redraw() -> bool:
+    """Whether stdout is a terminal whose cursor moves."""
+    return _cursor_moves(sys.stdout)
+
+
+def begin_drawing() -> None:
+    """Scrolls away what the terminal shows, so that drawing over it loses nothing."""
+    _write("\n" * _height())
+
+
+def redraw(lines: Sequence[str]) -> None:
+    """`lines` of `table_lines` in place of all that the terminal shows; what has no room is
+    counted."""
+    room = _height() - 1  # below the last line, the cursor has one of its own
+    if len(lines) > room:
+        lines = [*lines[: room - 1], f"({len(lines) - room + 1} more)"]
+    drawn = "".join(f"{line}\x1b[K\n" for line in lines)
+    # One write, and what is left of the last picture is cleared behind this one: no flicker.
+    _write(f"\x1b[H{drawn}\x1b[J")
+    flush()
 
 
 def flush() -> None:
@@ -271,6 +316,14 @@ def _width(stream: TextIO) -> int | None:
                 return columns
     chosen = os.environ.get("COLUMNS", "")
     return int(chosen) if chosen.isascii() and chosen.isdigit() and int(chosen) > 0 else None
+
+
+def _height() -> int:
+    """Lines of the terminal that stdout is; 24 where it does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        if lines := os.get_terminal_size(sys.stdout.fileno()).lines:
+            return max(3, lines)
+    return 24
 
 
 def _is_unicode(stream: TextIO) -> bool:

@@ -103,7 +103,7 @@ def test_errors_are_json_too_when_json_was_asked_for(flexlab: Flexlab) -> None:
     assert shown.stderr.startswith("error: ")
 
 
-@pytest.mark.parametrize("words", [("--help",), ("--version",), ("ps",), ("ps", "--json")])
+@pytest.mark.parametrize("words", [("--help",), ("--version",), ("ps",), ("gpus",)])
 def test_light_verbs_import_nothing_heavy(home: Path, words: tuple[str, ...]) -> None:
     script = (
         "import sys; from flexlab.cli.main import run; code = run(sys.argv[2:]); "
