@@ -10,40 +10,30 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
-
-import msgspec
 
 from flexlab import __version__, client
+from flexlab.cli.finding import Finding, Level
+from flexlab.cli.gpu_checks import examine_gpus
 from flexlab.cli.recipes import broken_recipes
 from flexlab.core import paths
 from flexlab.core.errors import FlexLabError
 from flexlab.core.settings import Settings, load_settings
 from flexlab.core.text import counted, os_sentence
 from flexlab.core.units import GIB, show_bytes
-from flexlab.gpus.inventory import detect
+from flexlab.gpus import isolated
 from flexlab.recipes.catalogue import Catalogue
 from flexlab.runtimes.preflight import process_facts
 from flexlab.spec.machine import RAM_POOL, Machine
 from flexlab.spec.source import PypiSource
 from flexlab.weights.store import Store
 
-Level = Literal["ok", "warn", "fail"]
-
 OLDEST_PYTHON = (3, 11)
 SMALLEST_FREE_DISK_BYTES = 1 * GIB
 SMALLEST_FREE_MEMORY_BYTES = GIB // 2
 INDEX_TIMEOUT_S = 5.0
 BACKEND = "llamacpp"
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One finding; `mend` is the next command or act where it is not ok."""
-
-    subject: str
-    level: Level
-    text: str
-    mend: str | None = None
+MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+"""What recipes call a platform's processors."""
 
 
 def examine(*, offline: bool) -> list[Finding]:
@@ -52,13 +42,23 @@ def examine(*, offline: bool) -> list[Finding]:
     findings = [_python(), *_folders(), *_engine(), *judged_settings]
     catalogue, judged_recipes = _recipes()
     findings += judged_recipes
-    machine = detect()
-    findings += [*_cpu(machine, catalogue), _memory(machine), *_machine(machine)]
+    machine = isolated.detect(
+        ram_reserve_bytes=settings.ram_reserve_bytes if settings else None,
+        ram_budget_bytes=settings.ram_limit_bytes if settings else None,
+    )
+    findings += [*_cpu(machine, catalogue), _memory(machine), *examine_gpus(Path("/"), machine)]
     if settings is not None:
         findings += [_models_folder(settings), *_daemon_and_port(settings)]
     if catalogue is not None and not offline:
         findings += _index(catalogue)
     return findings
+
+
+def examine_recorded(root: Path) -> list[Finding]:
+    """Of the machine below `root`: what it has, nothing of what is installed on this one."""
+    catalogue, _ = _recipes()
+    machine = isolated.detect(root)
+    return [*_cpu(machine, catalogue), _memory(machine), *examine_gpus(root, machine)]
 
 
 def _python() -> Finding:
@@ -148,7 +148,8 @@ def _cpu(machine: Machine, catalogue: Catalogue | None) -> Iterator[Finding]:
         return
     embedded = catalogue.backend(BACKEND).embedded
     needed = embedded.cpu_flags if embedded else {}
-    wanted = next((flags for arch, flags in needed.items() if arch == platform.machine()), ())
+    here = MACHINES.get(machine.platform or "")
+    wanted = next((flags for kind, flags in needed.items() if kind == here), ())
     missing = [flag for flag in wanted if flag not in cpu.flags]
     if missing and cpu.flags:
         yield Finding(
@@ -176,11 +177,6 @@ def _memory(machine: Machine) -> Finding:
         mend = "flexlab down --all, or close other programs"
         return Finding(subject="memory", level="warn", text=text, mend=mend)
     return Finding(subject="memory", level="ok", text=text)
-
-
-def _machine(machine: Machine) -> Iterator[Finding]:
-    for found in machine.findings:
-        yield Finding(subject="hardware", level="warn", text=found.message, mend=found.hint)
 
 
 def _models_folder(settings: Settings) -> Finding:
