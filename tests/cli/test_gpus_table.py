@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 from cli_process import Flexlab
 from gpu_machines import DENIED, GIB, apu, card, machine, unusable
