@@ -20,6 +20,8 @@ GROUPS = ("recipes", "config", "completion")
 MODELS = "models"
 RUNNING = "running"
 FILES = "files"
+SYSROOT = "--sysroot"
+"""The option whose value is a folder."""
 TAKES = {
     "up": (MODELS, 1),
     "run": (MODELS, 1),
@@ -125,6 +127,7 @@ _flexlab() {{
     [[ $before == "=" ]] && before=${{COMP_WORDS[COMP_CWORD-2]}}
     if [[ $valued == *" $before "* ]]; then
         [[ $before == --runtime ]] && words="{" ".join(RUNTIMES)}"
+        [[ $before == {SYSROOT} ]] && compopt -o dirnames 2>/dev/null
     elif [[ $current == -* ]]; then
         case $verb in
             "") words="--help --version --debug" ;;
@@ -184,6 +187,7 @@ _flexlab() {{
     done
     if [[ $valued == *" $words[CURRENT-1] "* ]]; then
         [[ $words[CURRENT-1] == --runtime ]] && compadd -- {" ".join(RUNTIMES)}
+        [[ $words[CURRENT-1] == {SYSROOT} ]] && _files -/
         return
     fi
     if [[ $words[CURRENT] == -* ]]; then
@@ -266,6 +270,7 @@ def _fish_flag(flag: Flag) -> str:
     value = ""
     if flag.takes_value:
         values = " ".join(RUNTIMES) if "--runtime" in flag.names else ""
+        values = "(__fish_complete_directories)" if SYSROOT in flag.names else values
         value = f" -x -a '{values}'" if values else " -x"
     return f"{names}{value} -d {_fish_quoted(flag.help)}"
 

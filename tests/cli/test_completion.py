@@ -60,6 +60,8 @@ def test_bash_completes_verbs_options_values_and_models(env: dict[str, str], hom
         "flexlab run smollm2 smollm2-": "",
         "flexlab up smollm2 smollm2-": "",
         "flexlab help comp": "completion",
+        "flexlab gpus --wa": "--watch",
+        "flexlab gpus --interval 2 --sys": "--sysroot",
     }
     assert completed_by_bash(env, home, *offers) == list(offers.values())
 
@@ -75,13 +77,15 @@ def test_bash_offers_what_runs_where_that_is_meant(
     assert not (home / "pwned").exists()
 
 
-def test_bash_completes_a_file_whose_name_has_a_space(env: dict[str, str], home: Path) -> None:
+def test_bash_completes_files_with_spaces_and_folders(env: dict[str, str], home: Path) -> None:
     terminal = Terminal(["bash", "--norc", "-i"], env={**env, "PS1": "$ "}, cwd=home)
     try:
         terminal.type("source <(flexlab completion bash); echo rea''dy\n")
         terminal.expect("ready")
         terminal.type("flexlab recipes check my\t")
         terminal.expect("my\\ model.gguf")
+        terminal.type("\x15flexlab doctor --sysroot bi\t")
+        terminal.expect("bin/")
     finally:
         terminal.close()
 
