@@ -20,7 +20,7 @@ from flexlab.spec.machine import RAM_POOL, DeviceNode, Gpu, GpuSample, Holder, M
 LIVE_PATIENCE_S = 6.0
 """A search for GPUs and one scan of all processes; 0.1 s where no driver is slow."""
 _TICK_S = 0.1
-_LABEL_CELLS = 10
+_LABEL_CELLS = 12
 
 Line = tuple[str, str]
 """What it is, and its value."""
@@ -66,7 +66,7 @@ def show_gpu(root: Path, machine: Machine, gpu: Gpu, *, as_json: bool) -> None:
 
 def _answer(lines: Iterable[Line]) -> None:
     for label, value in lines:
-        output.answer_folded(f"  {label:{_LABEL_CELLS}}{clean_line(value)}")
+        output.answer_labelled(f"  {label}", value, _LABEL_CELLS)
 
 
 def _facts(gpu: Gpu) -> Iterator[Line]:
@@ -129,8 +129,10 @@ def pool_rule(gpu: Gpu, machine: Machine) -> str:
             return "what the firmware set aside for it: no less than what it may map of the RAM"
         return "its own memory"
     ram = machine.pool(RAM_POOL)
-    spare = f"the RAM without the {show_bytes(ram.reserve_bytes if ram else None)} kept free"
-    return f"GTT, or {spare} where that is less" if gpu.vendor == "amd" else spare
+    kept = show_bytes(ram.reserve_bytes if ram else None)
+    if gpu.vendor == "amd":
+        return f"the smaller of GTT and what the RAM has beyond the {kept} that are kept free"
+    return f"the RAM beyond the {kept} that are kept free"
 
 
 def _now(gpu: Gpu, sample: GpuSample | None) -> str:

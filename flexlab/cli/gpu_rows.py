@@ -25,6 +25,8 @@ COLUMNS = (
 )
 CPU_INDEX = "cpu"
 UNKNOWN = "?"
+_MAKERS = ("AMD", "NVIDIA", "Intel")
+_NO_MARKS = str.maketrans("", "", "®™")
 _FIRST_TEMPS = ("edge", "gpu", "pkg")
 """What the makers call the temperature of the chip as a whole."""
 
@@ -43,7 +45,7 @@ def gpu_rows(gpu: Gpu, state: str | None = None) -> Iterator[list[str]]:
     """The card, then its MIG slices."""
     yield [
         f"{gpu.index}*" if gpu.best else str(gpu.index),
-        gpu.name,
+        short_name(gpu.name),
         gpu.arch or UNKNOWN,
         show_memory(gpu),
         show_busy(gpu),
@@ -53,14 +55,21 @@ def gpu_rows(gpu: Gpu, state: str | None = None) -> Iterator[list[str]]:
     ]
     for part in gpu.mig:
         memory = show_use(part.vram_used_bytes, part.vram_total_bytes)
-        yield ["", f"{_branch()} {slice_name(part)}", "", memory, "", "", "", ""]
+        yield [_branch(), slice_name(part), "", memory, "", "", "", ""]
 
 
 def cpu_row(cpu: Cpu, ram: Pool | None) -> list[str]:
     """The CPU with the host's RAM."""
     memory = show_use(ram.used_bytes, ram.total_bytes) if ram else UNKNOWN
-    name = cpu.name or "CPU"
+    name = short_name(cpu.name or "CPU")
     return [CPU_INDEX, name, CPU_INDEX, memory, "", "", "", show_threads(cpu)]
+
+
+def short_name(name: str) -> str:
+    """`Radeon RX 7900 XTX` of `AMD Radeon RX 7900 XTX`: what tells cards apart stands last, and
+    would be cut first."""
+    maker, _, rest = name.translate(_NO_MARKS).replace("(R)", "").replace("(TM)", "").partition(" ")
+    return rest if maker in _MAKERS and rest else f"{maker} {rest}".strip()
 
 
 def tell_gpu(gpu: Gpu, state: str | None = None) -> str:

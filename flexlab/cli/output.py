@@ -89,6 +89,16 @@ def answer_folded(text: str) -> None:
     _write("".join(f"{line}\n" for line in lines))
 
 
+def answer_labelled(label: str, text: str, cells: int) -> None:
+    """`text` beside a label of so many cells, folded there."""
+    width = _width(sys.stdout)
+    line = clean_line(text)
+    room = None if width is None else max(table.SMALLEST_FLEXIBLE_CELLS, width - cells)
+    lines = [line] if room is None else table.fold(line, room)
+    margins = (label.ljust(cells), *(" " * cells for _ in lines[1:]))
+    _write("".join(f"{margin}{part}\n" for margin, part in zip(margins, lines, strict=True)))
+
+
 def answers_in_unicode() -> bool:
     """Whether stdout takes more than ASCII."""
     return _is_unicode(sys.stdout)

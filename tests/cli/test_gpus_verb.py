@@ -216,11 +216,11 @@ def test_the_detail_of_a_card_tells_its_facts_its_pool_and_who_holds_it(show: Sh
 
 
 def test_the_detail_of_an_apu_shows_both_memories_and_the_rule(show: Show) -> None:
-    shown = show(machine(apu()), "0").stdout
+    shown = show(machine(apu()), "0", COLUMNS="120").stdout
     assert "256.0/512.0M used" in shown
     assert "1.0/16.0G used; RAM that it may map" in shown
     assert "ram: 15.0G free of 16.0G" in shown
-    assert "GTT, or the RAM without the 1.0G kept free where that is less" in shown
+    assert "the smaller of GTT and what the RAM has beyond the 1.0G that are kept free" in shown
 
 
 def test_who_holds_a_card_is_unknown_where_nobody_could_look(show: Show) -> None:
