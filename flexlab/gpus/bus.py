@@ -36,6 +36,8 @@ class Device(NamedTuple):
     kind: int | None
     """PCI class without the programming interface: 0x0300, 0x0302, 0x0380, 0x1200."""
     driver: str | None
+    unbound: bool | None
+    """The kernel says that no driver has it; None where it says nothing."""
     folder: Path
 
 
@@ -128,13 +130,19 @@ def _merged(first: DrmNode | None, second: DrmNode) -> DrmNode:
     # The card's folder has the sensors; the render node's may be a bare link.
     device = second.device if second.card else first.device
     other = first.device if second.card else second.device
-    known = (value if value is not None else other[at] for at, value in enumerate(device))
-    return DrmNode(card, minor, Device(*known))
+    return DrmNode(card, minor, completed(device, other))
+
+
+def completed(device: Device, other: Device) -> Device:
+    """`device` with what only `other`, another view of the same function, could read."""
+    missing = {name for name, value in device._asdict().items() if value is None}
+    return device._replace(**{name: getattr(other, name) for name in missing})
 
 
 def read_device(folder: Path, *, slot: str | None = None, kind: int | None = None) -> Device:
     """The PCI function whose sysfs folder (or link to it) is `folder`."""
     uevent = _uevent(folder)
+    driver = uevent.get("DRIVER") or _linked_name(folder / "driver")
     vendor = _hex(read_text(folder / "vendor"))
     model = _hex(read_text(folder / "device"))
     if vendor is None or model is None:
@@ -150,7 +158,8 @@ def read_device(folder: Path, *, slot: str | None = None, kind: int | None = Non
         pci_id=None if vendor is None or model is None else f"{vendor:04x}:{model:04x}",
         revision=None if revision is None else f"{revision:02x}",
         kind=kind,
-        driver=uevent.get("DRIVER") or _linked_name(folder / "driver"),
+        driver=driver,
+        unbound=driver is None if uevent else None,
         folder=folder,
     )
 

@@ -11,6 +11,12 @@ _LIMIT_BYTES = 4 * 1024 * 1024
 
 def read_text(path: Path) -> str | None:
     """The file's text without NUL bytes (some sysfs dumps are padded); None if unreadable."""
+    raw = read_bytes(path)
+    return None if raw is None else raw.replace(b"\0", b"").decode("utf-8", errors="replace")
+
+
+def read_bytes(path: Path) -> bytes | None:
+    """The file as it is; None if unreadable."""
     try:
         # Not blocking: where a tree holds a FIFO in a file's place, this reads an empty file.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -26,7 +32,7 @@ def read_text(path: Path) -> str | None:
         return None
     finally:
         os.close(descriptor)
-    return b"".join(chunks).replace(b"\0", b"").decode("utf-8", errors="replace")
+    return b"".join(chunks)
 
 
 def read_count(path: Path) -> int | None:

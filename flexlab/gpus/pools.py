@@ -50,9 +50,7 @@ def _with_pool(gpu: Gpu, ram: Pool) -> Gpu:
         free = None if total is None or used is None else max(0, total - used)
         return replace(gpu, pool=gpu.id, pool_total_bytes=total, pool_free_bytes=free)
     total, free = _shared_memory(gpu, ram)
-    return replace(
-        gpu, pool=RAM_POOL, unified=True, pool_total_bytes=total, pool_free_bytes=free
-    )
+    return replace(gpu, pool=RAM_POOL, unified=True, pool_total_bytes=total, pool_free_bytes=free)
 
 
 def _shared_memory(gpu: Gpu, ram: Pool) -> tuple[int | None, int | None]:

@@ -120,7 +120,7 @@ class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
     numbers: dict[str, float] = {}
     asleep: bool = False
     throttle: tuple[str, ...] = ()
-    """Why the card runs slower than it could: thermal, power, voltage, hardware, other."""
+    """Why the card runs slower than it could: thermal, power, current, hardware, other."""
 
 
 class Aged(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,207 @@
+"""AMD GPUs by sysfs alone: PCI says who is there, KFD what ROCm can use, DRM the rest.
+
+The three views are joined by PCI slot, and KFD's `drm_render_minor` where a slot says nothing.
+Any of them may be missing: a container without /sys/class/drm, a kernel without KFD, a recording.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from flexlab.gpus import access, amd_memory, kfd
+from flexlab.gpus.amd_readings import AmdSource, is_asleep
+from flexlab.gpus.bus import Bus, Device, DrmNode, completed
+from flexlab.gpus.problems import asleep, denied, no_driver, not_compute, passed_on
+from flexlab.gpus.source import Found, Source
+from flexlab.gpus.tables import Card, card_for
+from flexlab.spec.machine import Gpu, Problem
+
+KFD = "/dev/kfd"
+
+
+class Parts(NamedTuple):
+    """The views of one GPU; a partition has no PCI function of its own."""
+
+    slot: str | None
+    device: Device | None
+    drm: DrmNode | None
+    node: kfd.Node | None
+    is_partition: bool = False
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the card's own files are: DRM's view has the sensors too."""
+        if self.drm is not None and self.drm.card is not None:
+            return self.drm.device.folder
+        return self.device.folder if self.device else None
+
+
+def find(root: Path, bus: Bus) -> Found:
+    """Every AMD GPU below `root`, and the display adapters that are none."""
+    found = Found([], [])
+    for parts in _joined(bus.of("amd"), kfd.read_nodes(root)):
+        device = parts.device
+        card = card_for(root, "amd", _pci_id(parts), device.revision if device else None)
+        if not card.compute and parts.node is None:
+            found.findings.append(not_compute(card.name, parts.slot))
+        else:
+            found.gpus.append(_gpu(root, parts, card))
+    return found
+
+
+def sources(root: Path, gpus: Sequence[Gpu]) -> list[Source]:
+    """Live readings of every AMD GPU whose card shows files."""
+    found: list[Source] = []
+    for gpu in gpus:
+        folder = _sensor_folder(root, gpu)
+        if gpu.vendor == "amd" and folder is not None and gpu.driver == "amdgpu":
+            found.append(AmdSource(gpu.id, folder, own_memory="#" not in gpu.id))
+    return found
+
+
+def _sensor_folder(root: Path, gpu: Gpu) -> Path | None:
+    """The card's device folder. Partitions have their card's sensors: function 0 of the slot."""
+    if gpu.card is not None:
+        return root / "sys/class/drm" / gpu.card / "device"
+    if gpu.pci_slot is None:
+        return None
+    folder = root / "sys/bus/pci/devices" / f"{_address(gpu.pci_slot)}.0"
+    return folder if folder.is_dir() else None
+
+
+def _joined(bus: Bus, nodes: Sequence[kfd.Node]) -> Iterator[Parts]:
+    devices = {device.slot: device for device in bus.pci}
+    drm_by_slot = {node.device.slot: node for node in bus.drm if node.device.slot}
+    drm_by_minor = {node.render_minor: node for node in bus.drm if node.render_minor is not None}
+    taken: set[str | None] = set()
+    addresses = Counter(_address(node.slot) for node in nodes if node.slot)
+    for node in nodes:
+        by_minor = drm_by_minor.get(node.render_minor or 0)
+        slot = node.slot or (by_minor.device.slot if by_minor else None)
+        if slot is None:
+            continue  # without an address it cannot be told from the cards of the bus
+        partitioned = addresses[_address(slot)] > 1
+        drm = drm_by_slot.get(slot) or (by_minor if by_minor and not by_minor.device.slot else None)
+        card_slot = slot if slot in devices or slot in drm_by_slot else f"{_address(slot)}.0"
+        taken |= {slot, card_slot}
+        yield Parts(slot, _merged(devices.get(card_slot), drm), drm, node, partitioned)
+    for known in sorted({*devices, *drm_by_slot} - taken, key=str):
+        drm = drm_by_slot.get(known) if known else None
+        yield Parts(known, _merged(devices.get(known), drm), drm, None)
+    if not devices and not nodes:
+        # Neither bus nor KFD: DRM's cards are all there is, also those that tell no address.
+        yield from (Parts(None, n.device, n, None) for n in bus.drm if not n.device.slot and n.card)
+
+
+def _merged(device: Device | None, drm: DrmNode | None) -> Device | None:
+    if device is None or drm is None:
+        return device or (drm.device if drm else None)
+    return completed(device, drm.device)
+
+
+def _address(slot: str) -> str:
+    """The slot without its function: the same for all partitions of a card."""
+    return slot.rpartition(".")[0]
+
+
+def _pci_id(parts: Parts) -> str | None:
+    device = parts.device
+    return (device.pci_id if device else None) or (parts.node.pci_id if parts.node else None)
+
+
+def _gpu(root: Path, parts: Parts, card: Card) -> Gpu:
+    node, drm, device = parts.node, parts.drm, parts.device
+    # Only amdgpu makes KFD nodes.
+    driver = (device.driver if device else None) or ("amdgpu" if node else None)
+    minor = node.render_minor if node and node.render_minor else drm.render_minor if drm else None
+    memory = amd_memory.read(parts.folder, node, card, is_partition=parts.is_partition)
+    sleeping = driver == "amdgpu" and parts.folder is not None and is_asleep(parts.folder)
+    seen = [access.look(root, path) for path in _paths(node, minor)]
+    wrong = _unusable(root, card, driver, device, seen)
+    odd = [*_limits(card, driver, node), *memory.problems, *([asleep()] if sleeping else [])]
+    return Gpu(
+        index=0,
+        id=_id(parts, card),
+        pool="",
+        vendor="amd",
+        # A kernel that names no target is older than the name: then the id has to do.
+        arch=(node.arch if node else None) or card.arch,
+        name=card.name or "AMD GPU",
+        pci_id=_pci_id(parts),
+        pci_slot=parts.slot,
+        card=drm.card if drm else None,
+        render_minor=minor,
+        kfd_node=node.number if node else None,
+        hip_index=node.hip_index if node else None,
+        cu_count=node.cu_count if node else None,
+        is_apu=memory.is_apu,
+        driver=driver,
+        vram_total_bytes=memory.vram_bytes,
+        gtt_total_bytes=memory.gtt_bytes,
+        usable=not wrong,
+        problems=(*wrong, *odd),
+        unified=bool(memory.is_apu),
+        uuid=f"GPU-{node.unique_id:016x}" if node and node.unique_id else None,
+        revision=device.revision if device else None,
+        asleep=sleeping,
+        nodes=tuple(one.node for one in seen),
+    )
+
+
+def _id(parts: Parts, card: Card) -> str:
+    if parts.slot is None:
+        # Nothing gives an address: at least it is not a number that changes between boots.
+        return f"amd:{card.name or 'GPU'}"
+    if parts.is_partition and parts.node is not None:
+        return f"{parts.slot}#{parts.node.number}"
+    return parts.slot
+
+
+def _paths(node: kfd.Node | None, minor: int | None) -> list[str]:
+    render = [] if minor is None else [f"/dev/dri/renderD{minor}"]
+    return [KFD, *render] if node else render
+
+
+def _unusable(
+    root: Path,
+    card: Card,
+    driver: str | None,
+    device: Device | None,
+    seen: Sequence[access.NodeAccess],
+) -> list[Problem]:
+    """Why nothing can run on it; empty where nothing speaks against it."""
+    if driver == "vfio-pci":
+        return [passed_on()]
+    if driver == "radeon":
+        return [
+            Problem(
+                code="radeon_driver",
+                message="the old radeon driver has this card: it gives no compute",
+                hint="GCN 1/2: boot with radeon.si_support=0 amdgpu.si_support=1 "
+                "(or radeon.cik_support=0 amdgpu.cik_support=1) for Vulkan",
+            )
+        ]
+    if driver is None and device is not None and device.unbound:
+        return [no_driver("AMD", "sudo modprobe amdgpu; dmesg | grep amdgpu says why it fails")]
+    if driver not in (None, "amdgpu"):
+        return [no_driver("AMD", f"unbind it from {driver}: amdgpu has to drive it")]
+    return [denied(root, one) for one in seen if one.allowed is False]
+
+
+def _limits(card: Card, driver: str | None, node: kfd.Node | None) -> Iterator[Problem]:
+    """What a usable card cannot do, or what was assumed about it."""
+    if driver == "amdgpu" and node is None:
+        yield Problem(
+            code="no_kfd",
+            message="the kernel shows no KFD node for this card: ROCm cannot use it, Vulkan can",
+            hint="a kernel with CONFIG_HSA_AMD, or a Vulkan backend; GCN 1 and 2 never had ROCm",
+        )
+    if (node is None or node.arch is None) and card.arch is None:
+        yield Problem(
+            code="arch_unknown",
+            message="neither the kernel nor our table says which architecture this is",
+            hint="a newer kernel says it (gfx_target_version); Vulkan works without",
+        )
