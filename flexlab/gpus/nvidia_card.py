@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from flexlab.spec.machine import GpuReading, MigSlice
 
 # NVML's return codes, which are nvidia-smi's exit codes too (NVIDIA, NVML API reference).
+UNINITIALIZED = 1
+NOT_SUPPORTED = 3
 NO_PERMISSION = 4
 DRIVER_NOT_LOADED = 9
 LIBRARY_NOT_FOUND = 12
@@ -52,7 +54,8 @@ class Process(NamedTuple):
 class DriverCard(NamedTuple):
     """One card, as far as the driver tells it; None where it does not."""
 
-    index: int
+    number: int
+    """The driver's own, which changes between boots; -1: it named the slot only."""
     name: str | None = None
     uuid: str | None = None
     slot: str | None = None
@@ -111,11 +114,3 @@ def throttle_words(bits: int) -> tuple[str, ...]:
 def made_mig_uuid(card_uuid: str, gi: int, ci: int) -> str:
     """A slice's id in the form that drivers before 470 gave it, which later ones still take."""
     return f"MIG-{card_uuid}/{gi}/{ci}"
-
-
-def shown_as(cards: Iterable[DriverCard], slot: str | None, uuid: str | None) -> DriverCard | None:
-    """The card of this slot, else of this uuid."""
-    known = list(cards)
-    by_slot = (card for card in known if slot is not None and card.slot == slot)
-    by_uuid = (card for card in known if uuid is not None and card.uuid == uuid)
-    return next(by_slot, None) or next(by_uuid, None)

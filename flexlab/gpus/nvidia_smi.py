@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from flexlab.core.text import clean_line
 from flexlab.core.units import GIB, KIB, MIB
@@ -99,13 +99,13 @@ def parse_xml(text: str) -> Answer | None:
     # Imported here: most machines have NVML, or no NVIDIA card.
     from xml.etree.ElementTree import ParseError, XMLPullParser
 
-    parser = XMLPullParser(("end",))
+    parser: XMLPullParser[Element] = XMLPullParser(("end",))
     # What precedes the first tag is a byte order mark, or a warning of the program.
     parser.feed(text[max(0, text.find("<")) :])
     cards: list[DriverCard] = []
     versions: dict[str, str] = {}
     try:
-        for _event, element in parser.read_events():
+        for _event, element in cast("Iterator[tuple[str, Element]]", parser.read_events()):
             if element.tag == "gpu":
                 cards.append(_xml_card(element, len(cards)))
             elif element.tag in ("driver_version", "cuda_version"):
@@ -142,8 +142,8 @@ def parse_csv(text: str) -> Answer | None:
 def with_listed_slices(answer: Answer, listing: str) -> Answer:
     """With the UUIDs and profiles of MIG slices that `nvidia-smi -L` lists and XML leaves out.
 
-    Both go by the driver's number of a slice; where they differ in how many a card has, one was made
-    or destroyed in between, and nothing is taken over.
+    Both go by the driver's number of a slice. Where they differ in how many a card has, one was
+    made or destroyed in between, and nothing is taken over.
     """
     listed: dict[str, list[tuple[str, str]]] = {}
     card = ""
@@ -179,16 +179,16 @@ def _named_slices(card: DriverCard, listed: list[tuple[str, str]]) -> DriverCard
     return card._replace(slices=tuple(named.values()), processes=processes)
 
 
-def _xml_card(gpu: Element, index: int) -> DriverCard:
+def _xml_card(gpu: Element, number: int) -> DriverCard:
     """One `<gpu>`. Only paths below itself count: MIG slices have fb_memory_usage, too."""
     texts = {name: _texts(gpu, paths) for name, paths in _XML_NUMBERS.items()}
     memory = {name: gpu.findtext(path) for name, path in _XML_MEMORY.items()}
     uuid = _uuid(gpu.findtext("uuid"))
     slot = plain_slot(gpu.findtext("pci/pci_bus_id")) or plain_slot(gpu.get("id"))
     is_mig = _word(gpu.findtext("mig_mode/current_mig")) == "enabled"
-    slices = tuple(_xml_slices(gpu, uuid or slot or str(index))) if is_mig else ()
+    slices = tuple(_xml_slices(gpu, uuid or slot or str(number))) if is_mig else ()
     return DriverCard(
-        index=index,
+        number=number,
         name=_name(gpu.findtext("product_name")),
         uuid=uuid,
         slot=slot,
@@ -272,7 +272,7 @@ def _csv_row(titles: list[str], cells: list[str]) -> dict[str, str]:
     return row
 
 
-def _csv_card(row: Mapping[str, str], index: int) -> DriverCard:
+def _csv_card(row: Mapping[str, str], number: int) -> DriverCard:
     told = count(row.get("index"))
     texts = {
         name: [row[column] for column in columns if column in row]
@@ -280,7 +280,7 @@ def _csv_card(row: Mapping[str, str], index: int) -> DriverCard:
     }
     memory = {name: row.get(column) for name, column in _CSV_MEMORY.items()}
     return DriverCard(
-        index=index if told is None else told,
+        number=number if told is None else told,
         name=_name(row.get("name") or row.get("gpu_name")),
         uuid=_uuid(row.get("uuid") or row.get("gpu_uuid")),
         slot=plain_slot(row.get("pci.bus_id") or row.get("gpu_bus_id")),
@@ -295,7 +295,7 @@ def _csv_card(row: Mapping[str, str], index: int) -> DriverCard:
 def _lost_cards(text: str) -> list[DriverCard]:
     """The program names cards that it cannot open in a line of its own and goes on."""
     found = (plain_slot(match[1].rstrip(":.")) for match in _HANDLE_LOST.finditer(text))
-    return [DriverCard(index=-1, slot=slot, fault=GPU_IS_LOST) for slot in found if slot]
+    return [DriverCard(number=-1, slot=slot, fault=GPU_IS_LOST) for slot in found if slot]
 
 
 def _told_fault(values: Iterable[str | None]) -> int | None:
