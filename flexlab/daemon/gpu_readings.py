@@ -23,7 +23,7 @@ from flexlab.spec.machine import (
     Sample,
 )
 
-FRESH_HOLDERS_S = 2.0
+FRESH_HOLDERS_S = 3.0
 """A scan of other processes that is older says nothing of what is held now."""
 
 
@@ -37,10 +37,26 @@ class GpuReadings:
         self._machine: Machine | None = None
         self._sample: Sample | None = None
         self._epoch = -1
+        self._settled: set[str] = set()
 
     def begin(self, machine: Machine) -> None:
         """What was detected; live values are laid over it."""
         self._machine = machine
+        self._settled = self._seen()
+
+    @property
+    def has_changed(self) -> bool:
+        """The helper sees other GPUs than were detected, and was not yet believed.
+
+        It sees none until its search has ended.
+        """
+        seen = self._seen()
+        if self._machine is None or not seen or seen == self._settled:
+            return False
+        return seen != {gpu.id for gpu in self._machine.gpus}
+
+    def _seen(self) -> set[str]:
+        return {part.id for part in self._sample.gpus} if self._sample else set()
 
     def take(self, sample: Sample) -> None:
         """One tick of the helper, on the loop."""

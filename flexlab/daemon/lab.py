@@ -14,6 +14,7 @@ from flexlab.core.errors import UnknownModel, UsageError
 from flexlab.core.settings import Settings
 from flexlab.daemon.enginelogs import newest_log
 from flexlab.daemon.events import EventLog
+from flexlab.daemon.gpu_readings import GpuReadings
 from flexlab.daemon.launcher import Launcher
 from flexlab.daemon.models import Models
 from flexlab.daemon.registry import Registry
@@ -53,6 +54,7 @@ class Lab:
         runtimes: Mapping[str, Runtime],
         models: Models,
         views: Views,
+        gpus: GpuReadings,
         installation: str,
         stop: Callable[[ShutdownRequest], None],
     ) -> None:
@@ -70,6 +72,7 @@ class Lab:
         self._stop = stop
         self._models = models
         self._views = views
+        self._gpus = gpus
         self._ups = 0
         """Calls of `up` that are not waiters yet."""
 
@@ -106,12 +109,14 @@ class Lab:
             started_at=self.started_at,
             at=time.time(),
             address=self.address,
-            gpus=self.machine.gpus if self.machine else (),
+            gpus=self._gpus.gpus(),
             pools=self._views.pools(),
             models=self.models(),
             instances=self._views.instances(),
             requests_total=self.requests_total(),
             last_event=self.log.last_id,
+            gpu_samples=self._gpus.samples(),
+            holders=self._gpus.holders(),
         )
 
     async def save_models(self) -> None:

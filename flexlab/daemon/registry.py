@@ -15,7 +15,7 @@ import msgspec
 from flexlab.core.errors import SettingsError, UnknownModel, WeightsError
 from flexlab.core.near import near
 from flexlab.core.settings import Settings
-from flexlab.gpus import inventory
+from flexlab.gpus import isolated
 from flexlab.planning.candidates import candidates
 from flexlab.planning.render import render
 from flexlab.recipes.catalogue import Catalogue
@@ -189,7 +189,7 @@ class Registry:
         return self._detect()
 
     def _detect_here(self) -> Machine:
-        return inventory.detect(
+        return isolated.detect(
             ram_reserve_bytes=self.settings.ram_reserve_bytes,
             ram_budget_bytes=self.settings.ram_limit_bytes,
         )

@@ -8,7 +8,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from flexlab import __version__
 from flexlab.core import paths
@@ -18,6 +18,8 @@ from flexlab.daemon.adopt import Adoption
 from flexlab.daemon.events import EventLog
 from flexlab.daemon.externals import Externals
 from flexlab.daemon.files import Records, installation_id
+from flexlab.daemon.gpu_readings import GpuReadings
+from flexlab.daemon.hardware import Hardware
 from flexlab.daemon.lab import Lab, pool_account
 from flexlab.daemon.launcher import Launcher
 from flexlab.daemon.lockfile import Lock
@@ -43,6 +45,7 @@ READING_S = 2.0
 SOCKET_S = 2.0
 LOGS_S = 30.0
 EXTERNALS_S = 10.0
+NEW_GPUS_S = 10.0
 log = logging.getLogger(__name__)
 ENDING = Refusal(
     code="daemon_ending",
@@ -103,7 +106,9 @@ class Service:
         runtimes: Mapping[str, Runtime] | None = None,
         detect: Callable[[], Machine] | None = None,
         read_ram: Callable[[], Pool] = sample_ram,
+        hardware_command: Sequence[str] | None = None,
     ) -> None:
+        """`hardware_command` starts another hardware helper than FlexLab's own."""
         loop = asyncio.get_running_loop()
         state = paths.private_dir(paths.state_dir())
         self.settings = settings
@@ -126,6 +131,9 @@ class Service:
         self.models = Models(
             self.registry, self.scheduler, views, self.launcher.tasks, self.launcher.threads
         )
+        self.gpu_readings = GpuReadings(self.scheduler, self.launcher.held)
+        self.hardware = Hardware(self.gpu_readings.take, command=hardware_command)
+        self._watches_gpus = False
         self.externals = Externals(
             self.runtimes.get("external"), self.scheduler, self.launcher.threads
         )
@@ -138,6 +146,7 @@ class Service:
             self.runtimes,
             self.models,
             views,
+            self.gpu_readings,
             self.installation,
             self.stop,
         )
@@ -152,9 +161,7 @@ class Service:
 
     async def start(self, lock: Lock) -> None:
         """Adopt, then listen, then say where."""
-        self.lab.machine = await self.launcher.threads.call("worker", self.registry.machine)
-        for pool in self.lab.machine.pools:
-            self.scheduler.add_pool(pool_account(pool))
+        await self._detect()
         await self.launcher.threads.call("worker", self.models.derive_again)
         self.models.register_all()
         await self.models.look_again()
@@ -178,11 +185,30 @@ class Service:
         if self.registry.externals:
             tasks.every(EXTERNALS_S, "external servers", self.externals.look)
         tasks.every(LOGS_S, "log rotation", self.readings.rotate_logs)
+        tasks.every(NEW_GPUS_S, "new GPUs", self._look_for_new_gpus)
         tasks.every(SOCKET_S, "control socket", lambda: self._be_reachable(lock))
         self.launcher.note("daemon", f"FlexLab {__version__} listens on {self.lab.address}")
         self.scheduler.tick()
         gc.collect()
         gc.freeze()  # what start-up made lives as long as we do: keep it out of every collection
+
+    async def _detect(self) -> None:
+        """What is here. Live readings begin with the first GPU; pools that were known stay."""
+        machine = await self.launcher.threads.call("worker", self.registry.machine)
+        self.lab.machine = machine
+        self.gpu_readings.begin(machine)
+        for pool in machine.pools:
+            if pool.id not in self.scheduler.pools:
+                self.scheduler.add_pool(pool_account(pool))
+        if machine.gpus and not self._watches_gpus:
+            self._watches_gpus = True
+            self.hardware.start()
+
+    async def _look_for_new_gpus(self) -> None:
+        """The helper sees a card that came (or went) after the start."""
+        if self.gpu_readings.has_changed:
+            log.info("the GPUs of this machine changed; looking again")
+            await self._detect()
 
     async def _listen(self, lock: Lock) -> None:
         path = paths.socket_path()
@@ -218,6 +244,7 @@ class Service:
         """Let go of everything; what runs goes on."""
         await self.gateway.close()
         await self.control.close()
+        await self.hardware.close()
         await self.launcher.close()
         for runtime in self.runtimes.values():
             runtime.close()

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from flexlab.core.text import clean_line
 from flexlab.core.units import show_bytes
-from flexlab.spec.machine import Machine, Pool
+from flexlab.spec.machine import Gpu, Machine, Pool
 from flexlab.spec.plan import Candidate, Candidates, LaunchPlan, Refusal
 
 
 def describe(machine: Machine) -> list[str]:
-    """What was found: `CPU: Xeon, 2 threads; RAM 23.4G, 22.1G free`, then the findings."""
+    """What was found: `CPU: Xeon, 2 threads; RAM 23.4G, 22.1G free`, GPUs, then the findings."""
     cpu = machine.cpu
     parts = [f"CPU: {cpu.name or 'model unknown'}, {_threads(cpu.threads_usable)}"]
     if cpu.threads_total and cpu.threads_usable and cpu.threads_usable < cpu.threads_total:
         parts[0] += f" of {cpu.threads_total}"
     pool = machine.pool(cpu.pool)
     parts.append("RAM unknown" if pool is None else _ram(pool))
-    return [clean_line("; ".join(parts)), *(clean_line(f.message) for f in machine.findings)]
+    gpus = [_gpu(gpu) for gpu in machine.gpus]
+    told = [finding.message for finding in machine.findings]
+    return [clean_line(line) for line in ("; ".join(parts), *gpus, *told)]
 
 
 def explain(subject: Candidates | Candidate | LaunchPlan | Refusal) -> list[str]:
@@ -37,6 +39,12 @@ def _refusal(refusal: Refusal) -> list[str]:
     if not refusal.problems:
         return [f"{refusal.message}: {refusal.hint}" if refusal.hint else refusal.message]
     return [f"{each.message}: {each.hint}" for each in refusal.problems]
+
+
+def _gpu(gpu: Gpu) -> str:
+    size = "memory unknown" if gpu.pool_total_bytes is None else show_bytes(gpu.pool_total_bytes)
+    line = f"GPU {gpu.index}: {gpu.name}, {gpu.arch or 'arch unknown'}, {size}"
+    return line if gpu.usable else f"{line}; not usable: {gpu.problems[0].message}"
 
 
 def _threads(count: int | None) -> str:
