@@ -196,19 +196,23 @@ def _processes(answer: Answer | None, gpu: Gpu) -> tuple[Process, ...]:
 
 def _held(gpu: Gpu, processes: Iterable[Process]) -> list[Holder]:
     """As holders of this card, or of the slice that a process is in."""
-    by_instance: dict[int, list[str]] = {}
-    for part in gpu.mig:
-        if part.gi is not None:
-            by_instance.setdefault(part.gi, []).append(part.uuid)
-    found = []
-    for process in processes:
-        inside = [process.slice_uuid] if process.slice_uuid else by_instance.get(process.gi or -1)
-        # Several compute instances may share a GPU instance: then it could be any of them.
-        place = inside[0] if inside and len(inside) == 1 else gpu.id
-        found.append(
-            Holder(gpu=place, pid=process.pid, name=process.name, vram_bytes=process.vram_bytes)
+    return [
+        Holder(
+            gpu=_place(gpu, process),
+            pid=process.pid,
+            name=process.name,
+            vram_bytes=process.vram_bytes,
         )
-    return found
+        for process in processes
+    ]
+
+
+def _place(gpu: Gpu, process: Process) -> str:
+    if process.slice_uuid is not None:
+        return process.slice_uuid
+    inside = [part.uuid for part in gpu.mig if process.gi is not None and part.gi == process.gi]
+    # Several compute instances may share a GPU instance: then it could be any of them.
+    return inside[0] if len(inside) == 1 else gpu.id
 
 
 def _together(answers: list[Answer]) -> Answer | None:

@@ -20,6 +20,8 @@ _DRIVER = (
     "install NVIDIA's driver of your distribution (nvidia-smi must list the card), then reboot"
 )
 _KERNEL_SAYS = "sudo dmesg | grep -i -e nvrm -e xid"
+OF_ONE_CARD = frozenset({GPU_IS_LOST, RESET_REQUIRED, NO_PERMISSION})
+"""Codes that NVML gives for one card while it shows others."""
 _PASSED_ON = {"vfio-pci", "pci-stub", "xen-pciback"}
 
 
@@ -41,6 +43,15 @@ def for_driver(driver: str | None) -> Problem | None:
         )
     having = f"its driver is {driver}, not nvidia" if driver else "no driver is loaded for it"
     return Problem(code="no_driver", message=f"the card cannot be used: {having}", hint=_DRIVER)
+
+
+def no_tegra_driver() -> Problem:
+    """The device tree tells of a Tegra, and nothing in /dev is of NVIDIA's driver for it."""
+    return Problem(
+        code="no_driver",
+        message="NVIDIA's driver of this board is not loaded (no /dev/nvmap)",
+        hint="install JetPack (Jetson Linux) for this board; in a container: --runtime nvidia",
+    )
 
 
 def for_fault(code: int, loaded_version: str | None) -> Problem:

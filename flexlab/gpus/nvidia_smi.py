@@ -160,8 +160,8 @@ def with_listed_slices(answer: Answer, listing: str) -> Answer:
 def _named_slices(card: DriverCard, listed: list[tuple[str, str]]) -> DriverCard:
     if len(listed) != len(card.slices):
         return card
-    named = {
-        part.uuid: MigSlice(
+    named = [
+        MigSlice(
             uuid=uuid,
             gi=part.gi,
             profile=profile,
@@ -169,14 +169,8 @@ def _named_slices(card: DriverCard, listed: list[tuple[str, str]]) -> DriverCard
             vram_used_bytes=part.vram_used_bytes,
         )
         for part, (profile, uuid) in zip(card.slices, listed, strict=True)
-    }
-    processes = tuple(
-        process._replace(slice_uuid=named[process.slice_uuid].uuid)
-        if process.slice_uuid in named
-        else process
-        for process in card.processes
-    )
-    return card._replace(slices=tuple(named.values()), processes=processes)
+    ]
+    return card._replace(slices=tuple(named))
 
 
 def _xml_card(gpu: Element, number: int) -> DriverCard:
@@ -199,7 +193,7 @@ def _xml_card(gpu: Element, number: int) -> DriverCard:
         numbers=_numbers(texts, memory),
         throttle=throttle_words(_xml_reasons(gpu)),
         fault=_xml_fault(gpu),
-        processes=tuple(_xml_processes(gpu, slices)),
+        processes=tuple(_xml_processes(gpu)),
     )
 
 
@@ -221,21 +215,18 @@ def _xml_slices(gpu: Element, card: str) -> Iterator[MigSlice]:
         )
 
 
-def _xml_processes(gpu: Element, slices: tuple[MigSlice, ...]) -> Iterator[Process]:
+def _xml_processes(gpu: Element) -> Iterator[Process]:
     for each in gpu.iterfind("processes/process_info"):
         pid = count(each.findtext("pid"))
         if pid is None:
             continue
         gi = count(each.findtext("gpu_instance_id"))
-        inside = [part.uuid for part in slices if gi is not None and part.gi == gi]
         path = each.findtext("process_name") or ""
         yield Process(
             pid=pid,
             name=_name(path.rpartition("/")[2]),
             vram_bytes=_bytes(each.findtext("used_memory")),
             gi=gi,
-            # Several compute instances may share one GPU instance: then it could be any of them.
-            slice_uuid=inside[0] if len(inside) == 1 else None,
         )
 
 
