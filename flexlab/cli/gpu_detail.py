@@ -77,10 +77,8 @@ def _facts(gpu: Gpu) -> Iterator[Line]:
         yield "PCI", gpu.pci_id + (f", revision {gpu.revision}" if gpu.revision else "")
     if gpu.uuid:
         yield "UUID", gpu.uuid
-    if gpu.is_apu:
-        yield "kind", "part of the CPU's chip (APU)"
-    elif gpu.unified:
-        yield "kind", "one memory with the CPU"
+    if gpu.is_apu or gpu.unified:
+        yield "kind", "integrated: it has no memory chips of its own"
     version = f" {gpu.driver_version}" if gpu.driver_version else ""
     speaks = f", CUDA up to {gpu.cuda_version}" if gpu.cuda_version else ""
     yield "driver", f"{gpu.driver or 'none'}{version}{speaks}"
@@ -108,7 +106,9 @@ def _numbers(gpu: Gpu) -> Iterator[str]:
 
 def _memory(gpu: Gpu) -> Iterator[Line]:
     if gpu.vram_total_bytes is not None or not shares_ram(gpu):
-        yield "VRAM", f"{show_use(gpu.vram_used_bytes, gpu.vram_total_bytes)} used"
+        # What other makers' integrated GPUs call their memory is the RAM itself.
+        label = "RAM" if shares_ram(gpu) and gpu.vendor != "amd" else "VRAM"
+        yield label, f"{show_use(gpu.vram_used_bytes, gpu.vram_total_bytes)} used"
     if gpu.gtt_total_bytes is not None:
         use = show_use(gpu.gtt_used_bytes, gpu.gtt_total_bytes)
         yield "GTT", f"{use} used; RAM that it may map"

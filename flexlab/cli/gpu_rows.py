@@ -100,9 +100,9 @@ def show_threads(cpu: Cpu) -> str:
 
 
 def slice_name(part: MigSlice) -> str:
-    """`MIG 3g.20gb`, told apart by its GPU instance where that is known."""
-    instance = "" if part.gi is None else f" (gi {part.gi})"
-    return f"MIG {part.profile or UNKNOWN}{instance}"
+    """`MIG 3g.20gb (gi 1)`: its profile and GPU instance, as far as they are known."""
+    instance = "" if part.gi is None else f"(gi {part.gi})"
+    return " ".join(word for word in ("MIG", part.profile, instance) if word)
 
 
 def show_memory(gpu: Gpu) -> str:

@@ -102,7 +102,7 @@ def test_the_slices_of_a_card_stand_below_it(show) -> None:
     assert lines[1].startswith("0      A100")
     assert lines[2].startswith("└      MIG 3g.20gb (gi 1)")
     assert "?/20.0G" in lines[2]
-    assert lines[3].startswith("└      MIG ? (gi 2)")
+    assert lines[3].startswith("└      MIG (gi 2)")
     assert "1.0/10.0G" in lines[3]
 
 

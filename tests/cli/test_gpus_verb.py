@@ -223,6 +223,14 @@ def test_the_detail_of_an_apu_shows_both_memories_and_the_rule(show: Show) -> No
     assert "the smaller of GTT and what the RAM has beyond the 1.0G that are kept free" in shown
 
 
+def test_the_memory_of_a_unified_nvidia_card_is_called_what_it_is(show: Show) -> None:
+    spark = apu(vendor="nvidia", name="NVIDIA GB10", arch="sm_121", gtt_total_bytes=None)
+    shown = show(machine(spark), "0", COLUMNS="120").stdout
+    assert "  RAM " in shown
+    assert "VRAM" not in shown
+    assert "the RAM beyond the 1.0G that are kept free" in shown
+
+
 def test_who_holds_a_card_is_unknown_where_nobody_could_look(show: Show) -> None:
     assert "held by   ?" in show(machine(card()), "0").stdout
     silent = show(machine(card()), "0", samples=(None,))
