@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from flexlab.gpus.access import NodeAccess, mend
+from flexlab.gpus import problems
 from flexlab.gpus.nvidia_card import (
     DRIVER_NOT_LOADED,
     FUNCTION_NOT_FOUND,
@@ -12,6 +10,7 @@ from flexlab.gpus.nvidia_card import (
     LIBRARY_NOT_FOUND,
     NO_PERMISSION,
     RESET_REQUIRED,
+    TIMEOUT,
     VERSION_MISMATCH,
 )
 from flexlab.spec.machine import Problem
@@ -30,19 +29,16 @@ def for_driver(driver: str | None) -> Problem | None:
     if driver == "nvidia":
         return None
     if driver in _PASSED_ON:
-        return Problem(
-            code="vfio",
-            message=f"the card is set aside for a virtual machine (driver {driver})",
-            hint="unbind it from vfio-pci and load the nvidia driver to use it here",
-        )
+        return problems.passed_on()
     if driver in ("nouveau", "nova", "nova_core"):
         return Problem(
             code="nouveau_driver",
             message=f"the card runs on {driver}, which has no CUDA",
             hint=_DRIVER,
         )
-    having = f"its driver is {driver}, not nvidia" if driver else "no driver is loaded for it"
-    return Problem(code="no_driver", message=f"the card cannot be used: {having}", hint=_DRIVER)
+    if driver is None:
+        return problems.no_driver("NVIDIA", _DRIVER)
+    return Problem(code="no_driver", message=f"its driver is {driver}, not nvidia", hint=_DRIVER)
 
 
 def no_tegra_driver() -> Problem:
@@ -83,13 +79,14 @@ def for_fault(code: int, loaded_version: str | None) -> Problem:
         return for_card(code)
     if code == NO_PERMISSION:
         return Problem(
-            code="device_denied",
+            code="render_denied",
             message="NVIDIA's driver does not let this user ask for its cards",
             hint="ls -l /dev/nvidia* shows who may open them",
         )
+    why = "does not answer" if code == TIMEOUT else f"shows no cards (NVML code {code})"
     return Problem(
         code="not_answering",
-        message=f"NVIDIA's driver shows no cards (NVML code {code})",
+        message=f"NVIDIA's driver {why}",
         hint=f"{_KERNEL_SAYS}; a container that lost its GPU has to be made anew, not restarted",
     )
 
@@ -139,38 +136,10 @@ def mig_empty(slot: str | None) -> Problem:
     )
 
 
-def denied(root: Path, access: NodeAccess) -> Problem:
-    """A file in /dev that this user may not open."""
-    return Problem(
-        code="device_denied",
-        message=f"{access.node.path} may not be opened by this user",
-        hint=mend(root, access),
-    )
-
-
-def asleep() -> Problem:
-    """A laptop's card that is powered down."""
-    return Problem(
-        code="asleep",
-        message="the card sleeps; its sensors are not read, since that would wake it",
-        hint="nothing to do: it wakes when it is used",
-    )
-
-
 def arch_unknown(name: str) -> Problem:
     """Newer than our tables, and the driver does not say it either."""
     return Problem(
         code="arch_unknown",
         message=f"the architecture of {name} is not known",
         hint="nvidia-smi --query-gpu=name,compute_cap --format=csv shows it",
-    )
-
-
-def memory_unknown(assumed: bool) -> Problem:
-    """No size from the driver; `assumed`: the size of a product of this PCI id stands for it."""
-    told = "the size that most cards of this id have is assumed" if assumed else "it is unknown"
-    return Problem(
-        code="memory_unknown",
-        message=f"the driver does not say how much memory the card has; {told}",
-        hint="nvidia-smi -q -d MEMORY shows what the driver says",
     )

@@ -19,6 +19,7 @@ from flexlab.gpus import nvidia_smi
 from flexlab.gpus.nvidia_card import (
     DRIVER_NOT_LOADED,
     LIBRARY_NOT_FOUND,
+    TIMEOUT,
     UNKNOWN_ERROR,
     VERSION_MISMATCH,
     Answer,
@@ -84,7 +85,7 @@ def _ask_csv(until: float) -> Answer | None:
 def _fault(failed: Run) -> int:
     """Why there is no card; exit codes are NVML's, unless a wrapper script swallowed them."""
     if failed.code is None:
-        return UNKNOWN_ERROR
+        return TIMEOUT
     told = (code for words, code in _SENTENCES if words.lower() in failed.output.lower())
     return next(told, failed.code or UNKNOWN_ERROR)
 

@@ -73,7 +73,7 @@ def read_card(device: Device, number: int) -> DriverCard:
         number=number,
         name=text_of(device.get("nvmlDeviceGetName")),
         uuid=text_of(device.get("nvmlDeviceGetUUID")),
-        slot=plain_slot(text_of(getattr(pci, "busId", None))),
+        slot=_bus_id(pci),
         # The device is the upper half, the vendor the lower one.
         pci_id=f"10de:{pci_id >> 16:04x}" if pci_id & 0xFFFF == 0x10DE else None,
         arch=sm_name(*capability) if capability and capability[0] > 0 else None,
@@ -137,11 +137,13 @@ def _memory(device: Device) -> dict[str, int]:
 
 
 def is_mig(device: Device) -> bool:
+    """Whether it is cut into slices now."""
     mode = device.get("nvmlDeviceGetMigMode")
     return bool(mode) and mode[0] == 1  # [now, after the next reset]
 
 
 def slice_devices(device: Device) -> Iterator[Device]:
+    """Its MIG slices."""
     for number in range(device.get("nvmlDeviceGetMaxMigDeviceCount") or 0):
         handle = Device(device.nvml).get(
             "nvmlDeviceGetMigDeviceHandleByIndex", *device._arguments, number
@@ -167,6 +169,7 @@ def _slices(device: Device) -> Iterator[MigSlice]:
 
 
 def processes_of(device: Device) -> Iterator[Process]:
+    """One entry for each kind of context that a process has on it."""
     for kind in ("Compute", "Graphics", "MPSCompute"):
         call = f"nvmlDeviceGet{kind}RunningProcesses"
         entries = device.get(f"{call}_v3")
@@ -182,7 +185,15 @@ def processes_of(device: Device) -> Iterator[Process]:
 
 
 def slot_of(device: Device) -> str | None:
-    return plain_slot(text_of(getattr(device.get("nvmlDeviceGetPciInfo"), "busId", None)))
+    """Its PCI slot, as sysfs writes it."""
+    return _bus_id(device.get("nvmlDeviceGetPciInfo"))
+
+
+def _bus_id(pci: Any) -> str | None:
+    try:
+        return plain_slot(text_of(getattr(pci, "busId", None)))
+    except ValueError:  # the binding decodes it, whatever it holds
+        return None
 
 
 def cuda_version(number: int | None) -> str | None:
