@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 READ_DEADLINE_S = 1.0
 """One card's readings; a healthy one answers in a few milliseconds."""
-LOOK_EVERY_S = 10.0
+LOOK_EVERY_S = 2.0
 """How often the bus is looked at for cards that came, went or changed their driver."""
 FAILING_S = (5.0, 60.0)
 """All cards fail (a driver that is being replaced): found anew after so long, doubled up to."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,9 @@ from flexlab.daemon.service import Service
 from flexlab.demo.machine import demo_machine, demo_ram
 from flexlab.demo.runtime import DemoRuntime
 from flexlab.demo.world import DemoWorld
+from flexlab.gpus import helper
+from flexlab.gpus.inventory import detect
+from flexlab.gpus.memory import sample_ram
 from flexlab.spec.control import ShutdownRequest
 
 
@@ -28,18 +33,22 @@ def world() -> Any:
 
 @pytest_asyncio.fixture
 async def start(world: DemoWorld) -> AsyncIterator[Start]:
-    """`await start(setting=...)`: a daemon; those still open at the end are closed."""
+    """`await start(setting=...)`: a daemon; those still open at the end are closed.
+
+    With `root`, on the machine whose files are below it, read by the real hardware helper.
+    """
     open_labs: list[Lab] = []
 
-    async def start_one(**settings: Any) -> Lab:
+    async def start_one(*, root: Path | None = None, **settings: Any) -> Lab:
         lock = take_lock()
         assert lock is not None, "another daemon of this test still has the lock"
         service = Service(
             Settings(port=0, **settings),
             {},
             runtimes={"process": DemoRuntime(world, name="process")},
-            detect=demo_machine,
-            read_ram=demo_ram,
+            detect=demo_machine if root is None else partial(detect, root),
+            read_ram=demo_ram if root is None else partial(sample_ram, root),
+            hardware_command=None if root is None else helper.command(root, interval_s=0.1),
         )
         lab = Lab(service, world, lock)
         open_labs.append(lab)
