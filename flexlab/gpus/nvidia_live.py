@@ -222,17 +222,19 @@ def _together(answers: list[Answer]) -> Answer | None:
     first, second = answers
     cards = []
     for card in first.cards:
-        same = [
-            other
-            for other in second.cards
-            if (card.slot, card.uuid) == (other.slot or card.slot, other.uuid or card.uuid)
-        ]
+        same = [other for other in second.cards if _is_same(card, other)]
         cards.append(card.filled_from(same[0]) if len(same) == 1 else card)
     return first._replace(
         cards=tuple(cards),
         driver_version=first.driver_version or second.driver_version,
         cuda_version=first.cuda_version or second.cuda_version,
     )
+
+
+def _is_same(card: DriverCard, other: DriverCard) -> bool:
+    pairs = [(card.slot, other.slot), (card.uuid, other.uuid)]
+    known = [first == second for first, second in pairs if first and second]
+    return bool(known) and all(known)
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

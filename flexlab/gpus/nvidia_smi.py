@@ -36,6 +36,7 @@ _BYTES = {"": MIB, "mib": MIB, "kib": KIB, "gib": GIB, "b": 1, "bytes": 1}
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{4,80}")
 _VERSION = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,3}")
 _PCI_ID = re.compile(r"(?:0x)?([0-9A-Fa-f]{4})10DE", re.IGNORECASE)
+_FOLDERS_OF = re.compile(r".*[/\\]")
 _UNIT_IN_HEADER = re.compile(r"\s*\[([^\]]*)\]\s*$")
 _HANDLE_LOST = re.compile(r"device handle for GPU.*?((?:[0-9A-Fa-f]{4,8}:)[0-9A-Fa-f:.]{7})", re.I)
 _LISTED_CARD = re.compile(r"GPU [0-9]+: .*\(UUID: (GPU-[^)]+)\)")
@@ -221,10 +222,10 @@ def _xml_processes(gpu: Element) -> Iterator[Process]:
         if pid is None:
             continue
         gi = count(each.findtext("gpu_instance_id"))
-        path = each.findtext("process_name") or ""
+        path = _name(each.findtext("process_name"))
         yield Process(
             pid=pid,
-            name=_name(path.rpartition("/")[2]),
+            name=_FOLDERS_OF.sub("", path) if path else None,
             vram_bytes=_bytes(each.findtext("used_memory")),
             gi=gi,
         )
