@@ -139,7 +139,7 @@ def test_this_machine_gives_no_more_threads_than_this_process_may_use() -> None:
     assert 1 <= cpu.threads_usable <= len(os.sched_getaffinity(0))
 
 
-def test_a_gpu_that_is_not_used_is_said_and_a_console_chip_is_not(tmp_path: Path) -> None:
+def test_a_console_chip_an_audio_function_and_an_npu_are_no_gpus(tmp_path: Path) -> None:
     pci = "sys/bus/pci/devices"
     root = write(
         tmp_path,
@@ -159,9 +159,9 @@ def test_a_gpu_that_is_not_used_is_said_and_a_console_chip_is_not(tmp_path: Path
             f"{pci}/0000:07:00.0/uevent": "DRIVER=vfio-pci\n",
         },
     )
-    (finding,) = detect(root).findings
-    assert finding.code == "gpu_unused"
-    assert finding.message.startswith("1 AMD, 1 NVIDIA GPUs are here")
+    gpus = detect(root).gpus
+    assert [gpu.id for gpu in gpus] == ["0000:03:00.0", "0000:04:00.0", "0000:07:00.0"]
+    assert [problem.code for problem in gpus[2].problems] == ["vfio"]
 
 
 GARBAGE = st.one_of(
