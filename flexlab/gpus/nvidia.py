@@ -17,10 +17,10 @@ from flexlab.gpus.nvidia_card import Answer, DriverCard
 from flexlab.gpus.nvidia_live import (
     SYSTEM,
     WITHOUT_LIBRARY,
-    Recording,
     holders,
     is_asleep,
     ram_numbers,
+    recording_of,
     sources,
 )
 from flexlab.gpus.nvidia_places import Place, loaded_version, read_places
@@ -88,7 +88,7 @@ def find(root: Path, bus: Bus) -> Found:
 def _ask(root: Path, places: Iterable[Place]) -> Answer | None:
     """What the driver shows; None where it has no card, or where all its cards sleep."""
     if root != SYSTEM:
-        return Recording(root).answer()
+        return recording_of(root).answer()
     known = list(places)
     driven = [place.slot for place in known if place.may_be_driven]
     if known and all(is_asleep(root, slot) for slot in driven):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from flexlab.gpus import nvidia_smi, tegra
@@ -34,7 +35,7 @@ def sources(root: Path, gpus: Sequence[Gpu]) -> list[Source]:
     readable = [gpu for gpu in gpus if gpu.vendor == "nvidia" and _is_readable(gpu)]
     if root == SYSTEM:
         return [_Card(root, gpu, _ask_driver) for gpu in readable]
-    recording = Recording(root)
+    recording = recording_of(root)
     if recording.answer() is None:
         return [_Card(root, gpu, _no_driver) for gpu in readable if gpu.unified]
     return [_Card(root, gpu, recording.read) for gpu in readable]
@@ -44,7 +45,7 @@ def holders(root: Path, gpus: Sequence[Gpu]) -> list[Holder]:
     """The processes on each card, as the driver names them; sizes may be unknown (WSL2)."""
     readable = [gpu for gpu in gpus if gpu.vendor == "nvidia" and _is_readable(gpu)]
     if root != SYSTEM:
-        answer = Recording(root).answer()
+        answer = recording_of(root).answer()
         return [holder for gpu in readable for holder in _held(gpu, _processes(answer, gpu))]
     found: list[Holder] = []
     for gpu in readable:
@@ -74,7 +75,10 @@ def ram_numbers(root: Path) -> dict[str, float]:
 
 
 class Recording:
-    """A recorded nvidia-smi.xml or .csv below a root; parsed anew when a file changes."""
+    """A recorded nvidia-smi.xml or .csv below a root; parsed anew when a file changes.
+
+    To be had from `recording_of`: the search, readings and holders share one.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -92,8 +96,13 @@ class Recording:
 
     def read(self, gpu: Gpu) -> GpuReading:
         """One card's sensors. Raises OSError."""
-        answer = self.answer()
-        return _reading(answer, gpu)
+        return _reading(self.answer(), gpu)
+
+
+@lru_cache(maxsize=16)
+def recording_of(root: Path) -> Recording:
+    """The one of this root."""
+    return Recording(root)
 
 
 def card_of(answer: Answer | None, gpu: Gpu) -> DriverCard | None:

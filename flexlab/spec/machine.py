@@ -112,7 +112,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
     """What one read of a GPU's sensors gave; a value that the card does not have is absent.
 
-    Names of numbers: `vram_total_bytes vram_used_bytes gtt_total_bytes gtt_used_bytes busy_percent
+    Names of numbers: `vram_total_bytes vram_used_bytes vram_reserved_bytes` (held back by the
+    driver, in neither used nor free) `gtt_total_bytes gtt_used_bytes busy_percent
     memory_busy_percent power_w power_limit_w clock_core_mhz clock_memory_mhz fan_rpm fan_percent`
     and `temp_NAME_c` (`temp_edge_c`, `temp_junction_c`, `temp_mem_c`, `temp_gpu_c` …).
     """
