@@ -146,7 +146,8 @@ def read_device(folder: Path, *, slot: str | None = None, kind: int | None = Non
     vendor = _hex(read_text(folder / "vendor"))
     model = _hex(read_text(folder / "device"))
     if vendor is None or model is None:
-        vendor, model = _ids(uevent.get("PCI_ID", ""))
+        told = _ids(uevent.get("PCI_ID", ""))
+        vendor, model = vendor or told[0], model or told[1]
     revision = _hex(read_text(folder / "revision"))
     if kind is None:
         whole = _hex(read_text(folder / "class"))

@@ -126,6 +126,7 @@ def with_reading(gpu: Gpu, reading: GpuReading | None) -> Gpu:
         gpu,
         vram_total_bytes=_whole(numbers, "vram_total_bytes", gpu.vram_total_bytes),
         vram_used_bytes=_whole(numbers, "vram_used_bytes", gpu.vram_used_bytes),
+        vram_reserved_bytes=_whole(numbers, "vram_reserved_bytes", gpu.vram_reserved_bytes),
         gtt_total_bytes=_whole(numbers, "gtt_total_bytes", gpu.gtt_total_bytes),
         gtt_used_bytes=_whole(numbers, "gtt_used_bytes", gpu.gtt_used_bytes),
         busy_percent=numbers.get("busy_percent", gpu.busy_percent),

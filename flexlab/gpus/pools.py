@@ -47,7 +47,8 @@ def _with_pool(gpu: Gpu, ram: Pool) -> Gpu:
         return replace(gpu, pool=gpu.id)
     if not shares_ram(gpu):
         total, used = gpu.vram_total_bytes, gpu.vram_used_bytes
-        free = None if total is None or used is None else max(0, total - used)
+        reserved = gpu.vram_reserved_bytes or 0
+        free = None if total is None or used is None else max(0, total - used - reserved)
         return replace(gpu, pool=gpu.id, pool_total_bytes=total, pool_free_bytes=free)
     total, free = _shared_memory(gpu, ram)
     return replace(gpu, pool=RAM_POOL, unified=True, pool_total_bytes=total, pool_free_bytes=free)
@@ -92,6 +93,7 @@ def own_pools(gpu: Gpu, sampled_at: float | None) -> list[Pool]:
             kind="vram",
             total_bytes=gpu.vram_total_bytes,
             used_bytes=gpu.vram_used_bytes,
+            reserve_bytes=gpu.vram_reserved_bytes or 0,
             sampled_at=sampled_at,
         )
     ]

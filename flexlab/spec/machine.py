@@ -70,6 +70,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     best: bool = False
     problems: tuple[Problem, ...] = ()
     gtt_used_bytes: int | None = None
+    vram_reserved_bytes: int | None = None
+    """The driver's own part of the total, counted in neither used nor free (NVML)."""
     unified: bool = False
     """Its memory is the host's RAM (an APU, a GB10, a Jetson)."""
     uuid: str | None = None
