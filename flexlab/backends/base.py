@@ -10,7 +10,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Literal, Protocol, TypeVar
+from typing import ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -18,6 +18,32 @@ from flexlab.core.errors import UsageError
 from flexlab.core.text import clean_line
 from flexlab.spec.machine import Problem
 from flexlab.spec.plan import API_KEY_FILE, HOST, PORT
+
+
+class Site(NamedTuple):
+    """Where an engine is going to run, as its words have to say it."""
+
+    model_path: str
+    """The model as the engine sees it: on this machine, or inside its container."""
+
+    served_name: str
+    """FlexLab's name of the model, under which it answers."""
+
+    threads: int | None = None
+    """CPU threads that it may use; None: it chooses."""
+
+    gpus: int = 0
+    """How many it is given; 0: it runs on the CPU."""
+
+    claim_bytes: int | None = None
+    """What it may take of each GPU's memory, where that is known."""
+
+    total_bytes: int | None = None
+    """The memory of each of those GPUs."""
+
+    build: str | None = None
+    """The engine's version or build, where options depend on it."""
+
 
 Readiness = Literal["ready", "loading", "failed"]
 PLACEHOLDERS = frozenset({HOST, PORT, API_KEY_FILE})
@@ -66,13 +92,11 @@ class Backend(Protocol):
     @property
     def settings_type(self) -> type[BackendSettings]: ...
 
-    def argv(
-        self, settings: BackendSettings, *, model_path: str, served_name: str, threads: int | None
-    ) -> tuple[str, ...]:
+    def argv(self, settings: BackendSettings, site: Site) -> tuple[str, ...]:
         """The engine's words, values as elements of their own; HOST, PORT and API_KEY_FILE stand
-        for what the runtime fills in. `threads` None lets the engine choose."""
+        for what the runtime fills in."""
 
-    def env(self, settings: BackendSettings) -> dict[str, str]:
+    def env(self, settings: BackendSettings, site: Site) -> dict[str, str]:
         """Variables that follow from the settings, beside those of the backend's recipe."""
 
     def judge_ready(self, status: int, body: bytes) -> Readiness:

@@ -17,6 +17,7 @@ from flexlab.backends.base import (
     BackendSettings,
     ErrorPattern,
     Readiness,
+    Site,
     explain_by_patterns,
 )
 from flexlab.spec.machine import Problem
@@ -111,14 +112,12 @@ class LlamaCpp:
     name = "llamacpp"
     settings_type: type[BackendSettings] = LlamaCppSettings
 
-    def argv(
-        self, settings: BackendSettings, *, model_path: str, served_name: str, threads: int | None
-    ) -> tuple[str, ...]:
+    def argv(self, settings: BackendSettings, site: Site) -> tuple[str, ...]:
         """Long option names of llama-server, every value a word of its own."""
         chosen = _typed(settings)
         words = [
             "--host", HOST, "--port", PORT, "--api-key-file", API_KEY_FILE,
-            "--model", model_path, "--alias", served_name,
+            "--model", site.model_path, "--alias", site.served_name,
             "--ctx-size", str(chosen.context_size * chosen.parallel),
             "--parallel", str(chosen.parallel),
             "--n-gpu-layers", str(chosen.n_gpu_layers or 0),
@@ -127,7 +126,7 @@ class LlamaCpp:
             "--cache-ram", str(chosen.cache_ram_mib),
         ]  # fmt: skip
         optional = {
-            "--threads": threads if chosen.threads is None else chosen.threads,
+            "--threads": site.threads if chosen.threads is None else chosen.threads,
             "--threads-batch": chosen.threads_batch,
             "--batch-size": chosen.batch_size,
             "--ubatch-size": chosen.ubatch_size,
@@ -144,7 +143,7 @@ class LlamaCpp:
             words.append("--metrics")
         return tuple(words)
 
-    def env(self, settings: BackendSettings) -> dict[str, str]:
+    def env(self, settings: BackendSettings, site: Site) -> dict[str, str]:
         """None of its own: OMP_WAIT_POLICY and the like stand in the backend's recipe."""
         return {}
 

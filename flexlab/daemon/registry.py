@@ -18,8 +18,9 @@ from flexlab.core.settings import Settings
 from flexlab.gpus import isolated
 from flexlab.planning.candidates import candidates
 from flexlab.planning.render import render
+from flexlab.recipes.backend_schema import BackendRecipe
 from flexlab.recipes.catalogue import Catalogue
-from flexlab.recipes.schema import BackendRecipe, ModelRecipe
+from flexlab.recipes.schema import ModelRecipe
 from flexlab.runtimes.base import Runtime
 from flexlab.scheduler.views import Known
 from flexlab.spec.machine import Machine, Problem

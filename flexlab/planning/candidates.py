@@ -21,7 +21,8 @@ from flexlab.planning.conditions import (
     wrong_wishes,
 )
 from flexlab.planning.question import Question
-from flexlab.recipes.schema import BackendRecipe, LlamaCppVariant, ModelRecipe
+from flexlab.recipes.backend_schema import BackendRecipe
+from flexlab.recipes.schema import LlamaCppVariant, ModelRecipe
 from flexlab.spec.machine import CPU_DEVICE, Machine, Problem
 from flexlab.spec.plan import (
     Candidate,

@@ -10,7 +10,8 @@ from flexlab import backends
 from flexlab.core.near import did_you_mean
 from flexlab.core.text import clean_line
 from flexlab.planning.question import Question
-from flexlab.recipes.schema import BackendRecipe, ModelRecipe, VariantBase
+from flexlab.recipes.backend_schema import BackendRecipe
+from flexlab.recipes.schema import ModelRecipe, VariantBase
 from flexlab.spec.machine import CPU_DEVICE, Cpu, Machine, Problem
 from flexlab.spec.plan import Facts, RuntimeName, Wishes
 from flexlab.spec.source import FileSource

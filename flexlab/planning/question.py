@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from flexlab.planning.fit import ModelShape
-from flexlab.recipes.schema import BackendRecipe, ModelRecipe
+from flexlab.recipes.backend_schema import BackendRecipe
+from flexlab.recipes.schema import ModelRecipe
 from flexlab.spec.machine import Machine, Problem
 from flexlab.spec.plan import Facts, RuntimeName, Wishes
 

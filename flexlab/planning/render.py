@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from flexlab import backends
-from flexlab.backends.base import BackendSettings
+from flexlab.backends.base import BackendSettings, Site
 from flexlab.core.errors import WeightsError
-from flexlab.recipes.schema import BackendRecipe
+from flexlab.recipes.backend_schema import BackendRecipe
 from flexlab.spec.machine import CPU_DEVICE, Machine
 from flexlab.spec.plan import Candidate, Facts, Grant, LaunchPlan, Reason
 
@@ -43,6 +43,7 @@ def render(
     settings = backend.settings_type.model_validate(candidate.settings)
     paths = [_installed(candidate, weight.source, facts) for weight in candidate.weights]
     threads = machine.cpu.threads_usable if CPU_DEVICE in grant.devices else None
+    site = Site(model_path=paths[0], served_name=candidate.model, threads=threads)
     plan = LaunchPlan(
         model=candidate.model,
         variant=candidate.variant,
@@ -51,10 +52,8 @@ def render(
         arch=candidate.arch,
         served_name=candidate.model,
         image=candidate.image,
-        args=backend.argv(
-            settings, model_path=paths[0], served_name=candidate.model, threads=threads
-        ),
-        env={**recipe.env, **backend.env(settings)},
+        args=backend.argv(settings, site),
+        env={**recipe.env, **backend.env(settings, site)},
         devices=grant.devices,
         ready=recipe.ready.probe(),
         claims=grant.claims,

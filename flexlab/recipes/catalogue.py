@@ -18,8 +18,9 @@ from flexlab.core.near import did_you_mean, near
 from flexlab.core.text import clean_line
 from flexlab.core.validate import named
 from flexlab.core.yaml import KeyPath, dump, load, report
+from flexlab.recipes.backend_schema import BackendRecipe
 from flexlab.recipes.derive import derive
-from flexlab.recipes.schema import BackendRecipe, ModelRecipe
+from flexlab.recipes.schema import ModelRecipe
 from flexlab.recipes.shelf import R, RecipeFile, Shelf, Skipped, read
 from flexlab.recipes.words import means_source, source_of
 

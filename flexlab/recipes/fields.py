@@ -40,6 +40,38 @@ ImageName = Annotated[
     str,
     Form(r"[a-z0-9][\w./:-]*(?::[\w.-]+|@sha256:[0-9a-f]{64})", "an image with a tag or a digest"),
 ]
+DeviceClass = Literal["cpu", "gpu"]
+"""What a variant can run on; which GPUs, say their recipes and the backend's images."""
+
+Arch = Annotated[
+    str,
+    Form(
+        r"cpu|gfx[0-9a-f]{3,5}|sm_[0-9]{2,3}|xe-lp|xe-hpg|xe2",
+        "an arch (cpu, gfx1100, sm_86, xe-hpg)",
+    ),
+]
+"""The exact instruction-set target, as `flexlab gpus` says it."""
+
+Version = Annotated[str, Form(r"[0-9]+(?:\.[0-9]+){0,3}", "a version such as 12.8")]
+InsidePath = Annotated[
+    str, Form(r"/(?!.*(?:^|/)\.\.(?:/|$))[\w./-]*", "an absolute path inside the container")
+]
+
+# Variables that make a program load other code, hand out secrets, or are FlexLab's own.
+_FORBIDDEN_ENV = re.compile(
+    r"LD_.*|GCONV_PATH|PATH|HOME|SHELL|ENV|IFS|BASH_.*|PYTHON.*|.*_TOKEN|.*_(?:API_)?KEY|FLEXLAB_.*"
+)
+
+
+def _env_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", value):
+        raise ValueError(f"{value!r} is no name of a variable")
+    if _FORBIDDEN_ENV.fullmatch(value):
+        raise ValueError(f"a recipe cannot set {value}")
+    return value
+
+
+EnvName = Annotated[str, AfterValidator(_env_name)]
 Date = Annotated[str, AfterValidator(_date)]
 RegularExpression = Annotated[str, AfterValidator(_pattern)]
 

@@ -19,12 +19,15 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from flexlab.core import paths
 from flexlab.core.settings import Settings
-from flexlab.recipes import schema
-from flexlab.recipes.schema import BackendRecipe, ModelRecipe
+from flexlab.recipes import backend_schema, gpu_schema, schema
+from flexlab.recipes.backend_schema import BackendRecipe
+from flexlab.recipes.gpu_schema import GpuRecipe
+from flexlab.recipes.schema import ModelRecipe
 
 FILES: dict[str, type[BaseModel]] = {
     "model.json": ModelRecipe,
     "backend.json": BackendRecipe,
+    "gpu.json": GpuRecipe,
     "settings.json": Settings,
 }
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -63,7 +66,8 @@ def write(folder: Path) -> list[Path]:
 
 
 def _models_of(model: type[BaseModel]) -> list[type[BaseModel]]:
-    here = [one for one in vars(schema).values() if inspect.isclass(one)]
+    modules = (schema, backend_schema, gpu_schema)
+    here = [one for module in modules for one in vars(module).values() if inspect.isclass(one)]
     return [model, *(one for one in here if issubclass(one, BaseModel))]
 
 

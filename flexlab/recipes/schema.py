@@ -1,4 +1,4 @@
-"""What a recipe file may say. A field's name is its key in the file; its type says the unit.
+"""What a model recipe may say. A field's name is its key in the file; its type says the unit.
 
 Every claim carries its evidence: once per block (`evidence`, `reason`, `source`, `date`), and it
 holds for all that stands in the block. Recipes are data: they name no host paths, devices,
@@ -8,7 +8,6 @@ or `user`; without one (recipes built in Python, such as derived ones) the user'
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Literal, Self
 
@@ -19,18 +18,8 @@ from flexlab.core.errors import UsageError
 from flexlab.core.fields import Bytes, Seconds
 from flexlab.core.validate import WrongAt
 from flexlab.core.yaml import KeyPath
-from flexlab.recipes.fields import (
-    Code,
-    Evidenced,
-    HttpPath,
-    ImageName,
-    Name,
-    RegularExpression,
-    Sentence,
-    Sha256,
-    Strict,
-)
-from flexlab.spec.plan import Keep, OnDisconnect, Probe, Weight
+from flexlab.recipes.fields import DeviceClass, Evidenced, Name, Sentence, Sha256, Strict
+from flexlab.spec.plan import Keep, Weight
 from flexlab.spec.source import (
     FileSource,
     HfSource,
@@ -41,16 +30,6 @@ from flexlab.spec.source import (
 )
 
 Capability = Literal["chat", "completions", "embeddings", "images", "video"]
-DeviceClass = Literal["cpu"]
-"""What a variant can run on; GPUs join with their recipes."""
-
-# Variables that make a program load other code, hand out secrets, or are FlexLab's own.
-_FORBIDDEN_ENV = re.compile(
-    r"LD_.*|GCONV_PATH|PATH|HOME|SHELL|ENV|IFS|BASH_.*|PYTHON.*|.*_TOKEN|.*_(?:API_)?KEY|FLEXLAB_.*"
-)
-
-
-# --- Models ---------------------------------------------------------------------------------------
 
 
 class WeightFile(Strict):
@@ -251,147 +230,6 @@ def contradictions(data: object) -> Iterator[tuple[KeyPath, str]]:
                 ("variants", at, "settings", "context_size"),
                 f"{wanted} tokens; the model was trained for {context}",
             )
-
-
-# --- Backends -------------------------------------------------------------------------------------
-
-
-class Image(Strict):
-    """A container image of an engine."""
-
-    image: ImageName
-
-    devices: tuple[DeviceClass, ...] = Field(min_length=1)
-    platforms: tuple[Literal["linux/amd64", "linux/arm64"], ...] = Field(min_length=1)
-    entrypoint: Literal["image", "command"]
-    """image: it has its own entrypoint and gets arguments only; command: we give the command."""
-
-    port: int = Field(ge=1, le=65535)
-    """Inside the container."""
-
-
-class Images(Evidenced):
-    """The images to choose from, the best first."""
-
-    choices: tuple[Image, ...] = Field(min_length=1)
-
-
-class Embedded(Evidenced):
-    """What the engine inside FlexLab's own child process needs of a machine."""
-
-    cpu_flags: dict[Literal["x86_64", "aarch64"], tuple[str, ...]]
-    """Per architecture, as /proc/cpuinfo writes them: what the build was compiled for."""
-
-    libraries: tuple[str, ...] = ()
-    """Shared libraries that are not part of the package."""
-
-
-class Times(Evidenced):
-    """Default limits of a start and a stop; a start is renewed by progress."""
-
-    start_timeout: Seconds
-    stop_timeout: Seconds
-
-
-class Ready(Evidenced):
-    """The HTTP question that tells loading from ready; the backend reads the answer."""
-
-    path: HttpPath
-    interval: Seconds = 0.1
-    timeout: Seconds = 3.0
-
-    def probe(self) -> Probe:
-        """As a launch plan holds it."""
-        return Probe(path=self.path, interval_s=self.interval, timeout_s=self.timeout)
-
-
-class Clients(Evidenced):
-    """What happens to work whose client has left."""
-
-    abort: Literal["always", "stream_only", "never"]
-    """stream_only: the engine notices only while it streams, so it is asked with stream=true."""
-
-    on_disconnect: OnDisconnect
-    """cancel: close the connection to the engine; drain: let it end its answer."""
-
-
-class Routes(Evidenced):
-    """The allow-list: whatever is not named here is never passed on."""
-
-    allow: tuple[HttpPath, ...] = Field(min_length=1)
-    metrics: HttpPath | None = None
-    """Where tokens per second are read, for ourselves."""
-
-
-class Memory(Evidenced):
-    """What an engine takes beside weights and KV cache."""
-
-    overhead: Bytes
-
-
-class Environment(Evidenced):
-    """Variables that every start of the engine gets."""
-
-    variables: dict[str, str]
-
-    @field_validator("variables")
-    @classmethod
-    def _are_harmless(cls, value: dict[str, str]) -> dict[str, str]:
-        for name in value:
-            if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
-                raise ValueError(f"{name!r} is no name of a variable")
-            if _FORBIDDEN_ENV.fullmatch(name):
-                raise ValueError(f"a recipe cannot set {name}")
-        return value
-
-
-class ErrorPattern(Strict):
-    """A line of an engine's log that tells why it failed."""
-
-    match: RegularExpression
-    """Searched in each line."""
-
-    code: Code
-    message: Sentence
-    """For people; `{line}` becomes the line itself."""
-
-    hint: Sentence
-    """What to do, best as a command."""
-
-
-class Errors(Evidenced):
-    """Known failures, the most precise first."""
-
-    patterns: tuple[ErrorPattern, ...] = Field(min_length=1)
-
-
-class BackendRecipe(Strict):
-    """What varies by an engine's image, version or build; its Python file knows the rest."""
-
-    name: Name
-    aliases: tuple[Name, ...] = ()
-    description: Sentence
-    times: Times
-    ready: Ready
-    clients: Clients
-    routes: Routes
-    memory: Memory
-    environment: tuple[Environment, ...] = ()
-    errors: tuple[Errors, ...] = ()
-    embedded: Embedded | None = None
-    images: Images | None = None
-
-    @property
-    def env(self) -> dict[str, str]:
-        """All variables of all blocks; a later block wins."""
-        return {
-            name: value for block in self.environment for name, value in block.variables.items()
-        }
-
-    @property
-    def patterns(self) -> tuple[ErrorPattern, ...]:
-        """All known failures, in the order of the file."""
-        return tuple(pattern for block in self.errors for pattern in block.patterns)
 
 
 def _is_shipped(info: ValidationInfo) -> bool:

@@ -12,7 +12,8 @@ from typing import Generic, Literal, TypeVar
 from flexlab.core.errors import RecipeError
 from flexlab.core.validate import judge, named
 from flexlab.core.yaml import Document, KeyPath, load, report
-from flexlab.recipes.schema import BackendRecipe, ModelRecipe, contradictions
+from flexlab.recipes.backend_schema import BackendRecipe
+from flexlab.recipes.schema import ModelRecipe, contradictions
 
 Origin = Literal["shipped", "user"]
 R = TypeVar("R", ModelRecipe, BackendRecipe)

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from waiting import until
 
+from flexlab.backends.base import Site
 from flexlab.backends.llamacpp import LlamaCpp, LlamaCppSettings
 from flexlab.core.errors import FlexLabError, WeightsError
 from flexlab.core.paths import shipped_dir
@@ -66,7 +67,7 @@ def runtime() -> Iterator[ProcessRuntime]:
 
 def plan(model: Path, env: dict[str, str] | None = None) -> LaunchPlan:
     settings = LlamaCppSettings(context_size=CONTEXT, parallel=2, n_gpu_layers=0, cache_ram_mib=0)
-    args = LlamaCpp().argv(settings, model_path=str(model), served_name=NAME, threads=2)
+    args = LlamaCpp().argv(settings, Site(model_path=str(model), served_name=NAME, threads=2))
     return LaunchPlan(
         model=NAME,
         variant="q4-1",

@@ -9,8 +9,9 @@ import msgspec
 
 from flexlab.core.units import GIB
 from flexlab.planning.candidates import candidates
+from flexlab.recipes.backend_schema import BackendRecipe
 from flexlab.recipes.catalogue import Catalogue
-from flexlab.recipes.schema import BackendRecipe, ModelRecipe
+from flexlab.recipes.schema import ModelRecipe
 from flexlab.spec.machine import Cpu, Machine, Pool
 from flexlab.spec.plan import Candidate, Candidates, Facts, Refusal, RuntimeFacts, Wishes
 

@@ -13,7 +13,7 @@ from planning_lab import backend_recipe
 from pydantic import ValidationError
 
 from flexlab import backends
-from flexlab.backends.base import parse_settings
+from flexlab.backends.base import Site, parse_settings
 from flexlab.backends.llamacpp import LlamaCpp, LlamaCppSettings
 from flexlab.core.errors import UsageError
 
@@ -23,9 +23,8 @@ def parse(**wishes: str) -> LlamaCppSettings:
 
 
 def argv(settings: LlamaCppSettings, threads: int | None = 4) -> tuple[str, ...]:
-    return LlamaCpp().argv(
-        settings, model_path="/models/a b.gguf", served_name="small", threads=threads
-    )
+    site = Site(model_path="/models/a b.gguf", served_name="small", threads=threads)
+    return LlamaCpp().argv(settings, site)
 
 
 def option(words: tuple[str, ...], name: str) -> str:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flexlab.backends.base import Site
 from flexlab.backends.llamacpp import LlamaCpp, LlamaCppSettings
 from flexlab.engines import llamacpp
 from flexlab.engines.llamacpp import parameters, read_keys, run
@@ -41,7 +42,7 @@ backend_settings = st.builds(
 
 @given(backend_settings, st.integers(1, 64))
 def test_every_word_of_the_backend_is_understood(chosen: LlamaCppSettings, usable: int) -> None:
-    words = LlamaCpp().argv(chosen, model_path="/m.gguf", served_name="a/b", threads=usable)
+    words = LlamaCpp().argv(chosen, Site(model_path="/m.gguf", served_name="a/b", threads=usable))
     options = parse([VALUES.get(word, word) for word in words])
     assert (options.host, options.port, options.api_key_file) == ("127.0.0.1", 8123, "/dev/fd/9")
     assert (options.model, options.aliases) == ("/m.gguf", ("a/b",))

@@ -17,8 +17,9 @@ from flexlab.core.errors import RecipeError
 from flexlab.core.validate import judge
 from flexlab.core.yaml import dump, load
 from flexlab.recipes import jsonschema
+from flexlab.recipes.backend_schema import BackendRecipe
 from flexlab.recipes.catalogue import Catalogue, check_file
-from flexlab.recipes.schema import BackendRecipe, ModelRecipe
+from flexlab.recipes.schema import ModelRecipe
 
 SHIPPED = Path(__file__).resolve().parents[2] / "recipes"
 FILES = sorted(SHIPPED.glob("*/*.yaml"))
