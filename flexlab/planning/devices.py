@@ -1,0 +1,116 @@
+"""On which devices of a machine a model could run, in order of preference. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from flexlab.core.near import did_you_mean
+from flexlab.core.text import clean_line
+from flexlab.spec.machine import CPU_DEVICE, RAM_POOL, Gpu, Machine, MigSlice, Problem
+from flexlab.spec.plan import Support
+
+CPU_ARCH = "cpu"
+
+
+class Device(NamedTuple):
+    """One device that a model could be given whole."""
+
+    id: str
+    pool: str
+    arch: str | None
+    """None: neither kernel nor table knows it."""
+    total_bytes: int | None
+    gpu: Gpu | None = None
+    """None for the CPU."""
+    slice: MigSlice | None = None
+
+    @property
+    def shown(self) -> str:
+        """For people."""
+        if self.gpu is None:
+            return "the CPU"
+        part = f", {self.slice.profile or self.slice.uuid}" if self.slice else ""
+        return f"GPU {self.gpu.index} ({self.gpu.name}{part})"
+
+
+class Choice(NamedTuple):
+    """Devices to try, best first, and those that are out from the start with the reason."""
+
+    devices: tuple[Device, ...]
+    out: tuple[tuple[Device, Problem], ...]
+
+
+def cpu_of(machine: Machine) -> Device:
+    """The CPU as a device."""
+    pool = machine.pool(RAM_POOL)
+    total = pool.total_bytes if pool else None
+    return Device(CPU_DEVICE, RAM_POOL, CPU_ARCH, total)
+
+
+def gpu_devices(machine: Machine) -> list[Device]:
+    """Every GPU, the best first; a card in MIG mode is its slices."""
+    ordered = sorted(machine.gpus, key=lambda gpu: (not gpu.best, not gpu.usable, gpu.index))
+    return [device for gpu in ordered for device in _devices_of(gpu)]
+
+
+def choose(
+    machine: Machine,
+    wish: str | None,
+    *,
+    on_cpu: bool,
+    stated: Callable[[str | None], Support | None],
+) -> Choice:
+    """The devices for one variant.
+
+    `on_cpu`: the variant runs on the CPU too; `stated`: what is known of its backend on an arch.
+    The CPU is no way round a GPU that is merely refused: it is a candidate only where no usable
+    GPU has any stated support for the backend, or when it is asked for.
+    """
+    everything = gpu_devices(machine)
+    if wish is not None:
+        if wish.lower() == CPU_DEVICE:
+            return Choice((cpu_of(machine),), ())
+        everything = [device for device in everything if _is_meant(device, wish)]
+    usable = [device for device in everything if device.gpu and device.gpu.usable]
+    out = tuple(
+        (device, problem)
+        for device in everything
+        if device.gpu and not device.gpu.usable
+        for problem in device.gpu.problems[:1]
+    )
+    known = any(stated(device.arch) is not None for device in usable)
+    if wish is None and on_cpu and not known:
+        usable.append(cpu_of(machine))
+    return Choice(tuple(usable), out)
+
+
+def unknown_device(machine: Machine, wish: str | None) -> Problem | None:
+    """What is wrong with `--gpu wish`; None where it names a device."""
+    if wish is None or wish.lower() == CPU_DEVICE:
+        return None
+    if any(_is_meant(device, wish) for device in gpu_devices(machine)):
+        return None
+    names = [str(gpu.index) for gpu in machine.gpus] + [gpu.id for gpu in machine.gpus]
+    asked = clean_line(wish)
+    there = ", ".join(f"{gpu.index} ({gpu.id}, {gpu.name})" for gpu in machine.gpus) or "none"
+    return Problem(
+        code="unknown_gpu",
+        message=f"no GPU {asked!r} here{did_you_mean(asked, names)}; there are: {there}",
+        hint="flexlab gpus lists them; --gpu cpu takes the CPU",
+    )
+
+
+def _devices_of(gpu: Gpu) -> Iterable[Device]:
+    if not gpu.mig:
+        yield Device(gpu.id, gpu.pool, gpu.arch, gpu.pool_total_bytes, gpu)
+    for part in gpu.mig:
+        yield Device(part.uuid, part.uuid, gpu.arch, part.vram_total_bytes, gpu, part)
+
+
+def _is_meant(device: Device, wish: str) -> bool:
+    gpu = device.gpu
+    if gpu is None:
+        return False
+    names = {str(gpu.index), gpu.id, device.id, gpu.pci_slot, gpu.uuid}
+    return wish.lower() in {name.lower() for name in names if name}
