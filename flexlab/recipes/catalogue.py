@@ -10,7 +10,7 @@ import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from flexlab.core import paths
 from flexlab.core.errors import RecipeError, UnknownModel, UsageError
@@ -19,12 +19,15 @@ from flexlab.core.text import clean_line
 from flexlab.core.validate import named
 from flexlab.core.yaml import KeyPath, dump, load, report
 from flexlab.recipes.backend_schema import BackendRecipe
+from flexlab.recipes.certificate_schema import Certificate
 from flexlab.recipes.derive import derive
 from flexlab.recipes.schema import ModelRecipe
-from flexlab.recipes.shelf import R, RecipeFile, Shelf, Skipped, read
+from flexlab.recipes.shelf import RecipeFile, Shelf, Skipped, read
 from flexlab.recipes.words import means_source, source_of
 
-MODELS, BACKENDS = "models", "backends"
+MODELS, BACKENDS, CERTIFICATES = "models", "backends", "certificates"
+A = TypeVar("A", ModelRecipe, BackendRecipe)
+"""What has aliases."""
 _BACKEND_KEYS = {"ready", "times", "routes"}
 
 
@@ -34,6 +37,7 @@ class Catalogue:
     def __init__(self, shipped: Path, user: Path) -> None:
         self._models = Shelf(ModelRecipe, MODELS, shipped, user)
         self._backends = Shelf(BackendRecipe, BACKENDS, shipped, user)
+        self._certificates = Shelf(Certificate, CERTIFICATES, shipped, user)
         self._model_aliases: _Aliases | None = None
         self._backend_aliases: _Aliases | None = None
 
@@ -53,6 +57,10 @@ class Catalogue:
     def backends(self) -> list[BackendRecipe]:
         """Every usable backend recipe by name."""
         return list(self._backends.all())
+
+    def certificates(self) -> list[Certificate]:
+        """Every complete certificate by name; a wrong file certifies nothing."""
+        return list(self._certificates.all())
 
     def resolve(self, name: str, derived: Mapping[str, ModelRecipe] | None = None) -> ModelRecipe:
         """The recipe of a name or an alias; for a source the one that names it, or a derived one.
@@ -119,6 +127,7 @@ class Catalogue:
         return [
             *self._models.problems(),
             *self._backends.problems(),
+            *self._certificates.problems(),
             *self._aliases_of_models().clashes,
         ]
 
@@ -144,7 +153,7 @@ class Catalogue:
 class _Aliases:
     """Which alias leads where. A name beats an alias; a user's alias beats a shipped one."""
 
-    def __init__(self, shelf: Shelf[R]) -> None:
+    def __init__(self, shelf: Shelf[A]) -> None:
         self.owner: dict[str, str] = {}
         self.clashes: list[Skipped] = []
         for recipe in sorted(shelf.all(), key=lambda one: shelf.files[one.name].origin != "user"):
@@ -171,7 +180,7 @@ def _naming(uri: str, recipes: Iterable[ModelRecipe]) -> ModelRecipe | None:
     return None
 
 
-def check_file(file: Path) -> ModelRecipe | BackendRecipe:
+def check_file(file: Path) -> ModelRecipe | BackendRecipe | Certificate:
     """Read one recipe file, wherever it lies. Raises RecipeError with all that is wrong.
 
     Its kind is told by the folder (`models`, `backends`), else by what it holds. An alias that
@@ -182,6 +191,8 @@ def check_file(file: Path) -> ModelRecipe | BackendRecipe:
     shipped = paths.shipped_dir("recipes").resolve()
     found = RecipeFile(file, "shipped" if shipped in resolved.parents else "user")
     kind = resolved.parent.name
+    if kind == CERTIFICATES:
+        return read(Certificate, found)[0]
     if kind not in (MODELS, BACKENDS):
         data = load(file, RecipeError).data
         kind = BACKENDS if isinstance(data, dict) and _BACKEND_KEYS & set(data) else MODELS

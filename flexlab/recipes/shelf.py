@@ -13,10 +13,11 @@ from flexlab.core.errors import RecipeError
 from flexlab.core.validate import judge, named
 from flexlab.core.yaml import Document, KeyPath, load, report
 from flexlab.recipes.backend_schema import BackendRecipe
+from flexlab.recipes.certificate_schema import Certificate
 from flexlab.recipes.schema import ModelRecipe, contradictions
 
 Origin = Literal["shipped", "user"]
-R = TypeVar("R", ModelRecipe, BackendRecipe)
+R = TypeVar("R", ModelRecipe, BackendRecipe, Certificate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,20 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     terms: dict[str, int] = {}
 
 
+class Admission(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a feature that needs evidence may be used, and why (not)."""
+
+    capability: str
+    admitted: bool
+    why: str
+    certificate: str | None = None
+    """By which one it is admitted, or which one comes closest."""
+    limits: tuple[str, ...] = ()
+    contract: str | None = None
+    """sha256 of the other half, where the certified artifact is a pair."""
+    problems: tuple[Problem, ...] = ()
+
+
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One way in which a model could run here. Knows nothing of who is running."""
 
