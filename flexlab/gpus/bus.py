@@ -7,7 +7,7 @@ Card numbers have gaps and change between boots, and renderD128 need not belong 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,7 +65,8 @@ class Bus(NamedTuple):
 
 def read_bus(root: Path) -> Bus:
     """PCI display devices and DRM nodes below `root`, each in order of its slot."""
-    return Bus(tuple(_pci(root)), tuple(_drm(root)))
+    pci = tuple(_pci(root))
+    return Bus(pci, tuple(_drm(root, pci)))
 
 
 def plain_slot(text: str | None) -> str | None:
@@ -99,7 +100,7 @@ def _maybe_gpu(kind: int) -> bool:
     return kind >> 8 == _DISPLAY_CLASS or kind == _ACCELERATOR_CLASS
 
 
-def _drm(root: Path) -> Iterator[DrmNode]:
+def _drm(root: Path, pci: Sequence[Device]) -> Iterator[DrmNode]:
     """Cards and render nodes that share a PCI slot are one; what has no slot stands alone."""
     folder = root / "sys/class/drm"
     by_slot: dict[str, DrmNode] = {}
@@ -118,8 +119,27 @@ def _drm(root: Path) -> Iterator[DrmNode]:
             alone.append(node)
         else:
             by_slot[slot] = _merged(by_slot.get(slot), node)
+    for node in list(alone):
+        # A node that tells no slot, where only one function of these ids lacks such a node.
+        slot = _only_home(node, pci, by_slot)
+        if slot is not None:
+            by_slot[slot] = _merged(by_slot.get(slot), node)
+            alone.remove(node)
     yield from (by_slot[slot] for slot in sorted(by_slot))
     yield from alone
+
+
+def _only_home(node: DrmNode, pci: Sequence[Device], by_slot: Mapping[str, DrmNode]) -> str | None:
+    devices = [*pci, *(other.device for other in by_slot.values())]
+    same = {device.slot for device in devices if device.pci_id == node.device.pci_id}
+    homes = [slot for slot in same if slot and _lacks(by_slot.get(slot), node)]
+    return homes[0] if node.device.pci_id and len(homes) == 1 else None
+
+
+def _lacks(home: DrmNode | None, node: DrmNode) -> bool:
+    if home is None:
+        return True
+    return (home.card if node.card else home.render_minor) is None
 
 
 def _merged(first: DrmNode | None, second: DrmNode) -> DrmNode:

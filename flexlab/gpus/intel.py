@@ -30,7 +30,9 @@ def find(root: Path, bus: Bus) -> Found:
     here = bus.of("intel")
     devices = {device.slot: device for device in here.pci}
     drm = {node.device.slot: node for node in here.drm}
-    for slot in sorted({*devices, *drm}, key=str):
+    known = {slot for slot in (*devices, *drm) if slot is not None}
+    # A card that tells no address is one only where nothing else is there that it could be.
+    for slot in sorted(known) or [None][: sum(1 for node in here.drm if node.card)]:
         node = drm.get(slot)
         device = devices.get(slot)
         if device is None or node is not None:

@@ -175,6 +175,7 @@ def test_a_damaged_file_costs_its_card_only_and_is_never_zero(
     moved = ("hip_index", "index", "best")
     for gpu_id in before.keys() - touched:
         assert without(after[gpu_id], *moved) == without(before[gpu_id], *moved)
+    assert len(after) <= len(before), "a damaged file made a card"
     for gpu_id in touched & after.keys():
         for name, value in numbers(after[gpu_id]).items():
             assert value != 0 or numbers(before[gpu_id])[name] == 0, f"{name} became 0"
