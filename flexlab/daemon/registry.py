@@ -7,6 +7,7 @@ Joins the catalogue, the store of weights and the machine into what planning nee
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -39,6 +40,8 @@ from flexlab.weights.gguf import GgufHeader, check_whole, read_header
 from flexlab.weights.store import Store
 
 log = logging.getLogger(__name__)
+DETECTION_IS_FRESH_S = 1.0
+"""Looking takes a process of its own where there is a GPU."""
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +69,7 @@ class Registry:
         self._runtimes = runtimes
         self._load = load
         self._detect = detect or self._detect_here
+        self._seen: tuple[float, Machine] | None = None
         self._catalogue = load()
         known = {name for r in self._catalogue.models() for name in (r.name, *r.aliases)}
         if taken := sorted(known & set(externals)):
@@ -186,8 +190,11 @@ class Registry:
     # -- planning; blocks
 
     def machine(self) -> Machine:
-        """What is here now."""
-        return self._detect()
+        """What is here now, or was a moment ago: one command asks several times."""
+        now = time.monotonic()
+        if self._seen is None or now - self._seen[0] > DETECTION_IS_FRESH_S:
+            self._seen = (now, self._detect())
+        return self._seen[1]
 
     def _detect_here(self) -> Machine:
         return isolated.detect(
