@@ -5,7 +5,7 @@ Every value is public knowledge about such a card, written down for a test; none
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 GIB = 2**30
@@ -191,13 +191,14 @@ class Tree:
         minor: int | None = None,
         bank: int | None = None,
         unique_id: int = 0,
+        cpu_cores: int = 0,
     ) -> Tree:
-        """A GPU node of the KFD topology."""
+        """A GPU node of the KFD topology; old APUs have `cpu_cores` in the same node."""
         domain, bus, rest = slot.split(":")
         place, function = rest.split(".")
         location = int(bus, 16) << 8 | int(place, 16) << 3 | int(function)
         lines = [
-            "cpu_cores_count 0",
+            f"cpu_cores_count {cpu_cores}",
             f"simd_count {simds}",
             f"simd_per_cu {2 if gfx is None or gfx >= 100000 else 4}",
             "vendor_id 4098",
@@ -255,6 +256,32 @@ class Tree:
         self.write("nvidia-smi.csv", "\n".join(lines))
         return self
 
+    def nvidia_smi_xml(self, *cards: str) -> Tree:
+        """A recorded `nvidia-smi -q -x`; see nvidia_xml_card."""
+        head = "<driver_version>570.86.10</driver_version><cuda_version>12.8</cuda_version>"
+        log = f"<nvidia_smi_log>{head}{''.join(cards)}</nvidia_smi_log>"
+        self.write("nvidia-smi.xml", f'<?xml version="1.0" ?>\n{log}')
+        return self
+
+    def nvidia_proc(self, slot: str, *, name: str = "NVIDIA GeForce RTX 3090") -> Tree:
+        """What NVIDIA's kernel module shows of a card, also in containers without /sys."""
+        version = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.10  Release Build"
+        self.write("proc/driver/nvidia/version", version)
+        told = f"Model: \t\t {name}\nDevice Minor: \t 0\nGPU Excluded:\t No"
+        self.write(f"proc/driver/nvidia/gpus/{slot}/information", told)
+        return self
+
+    def wsl(self) -> Tree:
+        """Windows' kernel and its one device for GPUs of any vendor."""
+        self.write("proc/version", "Linux version 6.6.87.2-microsoft-standard-WSL2")
+        return self.dev("/dev/dxg")
+
+    def tegra(self, chip: str = "tegra234", board: str = "NVIDIA Jetson AGX Orin") -> Tree:
+        """A Jetson's device tree, whose strings end with NUL."""
+        self.write("proc/device-tree/model", f"{board}\0".encode())
+        self.write("proc/device-tree/compatible", f"nvidia,p3737\0nvidia,{chip}\0".encode())
+        return self
+
 
 def nvidia_row(slot: str = "00000000:01:00.0", **changes: str) -> dict[str, str]:
     """One row for an RTX 3090; `changes` replace values by column, `_` standing for `.`."""
@@ -273,6 +300,36 @@ def nvidia_row(slot: str = "00000000:01:00.0", **changes: str) -> dict[str, str]
     }
     words = {"memory_total": "memory.total [MiB]", "memory_used": "memory.used [MiB]"}
     return row | {words.get(name, name): value for name, value in changes.items()}
+
+
+def nvidia_xml_card(
+    slot: str = "00000000:01:00.0",
+    *,
+    name: str = "NVIDIA A100-SXM4-80GB",
+    device: int = 0x20B2,
+    memory: tuple[str, str] = ("81920 MiB", "30000 MiB"),
+    mig: Sequence[tuple[str, str]] | None = None,
+) -> str:
+    """One `<gpu>`. `memory` is total and used; with `mig` (of each slice) it is in MIG mode."""
+    slices = "".join(
+        f"<mig_device><index>{at}</index><gpu_instance_id>{at + 1}</gpu_instance_id>"
+        f"<compute_instance_id>0</compute_instance_id>{_xml_memory(part)}</mig_device>"
+        for at, part in enumerate(mig or ())
+    )
+    mode = "Disabled" if mig is None else "Enabled"
+    # The slices come before the card's own memory, as in the program's output.
+    return (
+        f'<gpu id="{slot}"><product_name>{name}</product_name>'
+        f"<mig_mode><current_mig>{mode}</current_mig></mig_mode>"
+        f"<mig_devices>{slices}</mig_devices><uuid>GPU-{slot.replace(':', '-')}</uuid>"
+        f"<pci><pci_bus_id>{slot}</pci_bus_id><pci_device_id>{device:04X}10DE</pci_device_id></pci>"
+        f"{_xml_memory(memory)}</gpu>"
+    )
+
+
+def _xml_memory(memory: tuple[str, str]) -> str:
+    total, used = memory
+    return f"<fb_memory_usage><total>{total}</total><used>{used}</used></fb_memory_usage>"
 
 
 APU = {
