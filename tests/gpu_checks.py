@@ -1,4 +1,4 @@
-"""Which GPUs a file is about, and what somebody sees who may open nothing."""
+"""What tests ask of detection's answers, and detection by somebody who may open nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,6 +15,22 @@ import pytest
 from flexlab.spec.machine import Gpu, Machine
 
 REPOSITORY = Path(__file__).parents[1]
+
+
+def only(machine: Machine) -> Gpu:
+    """The GPU of a machine that has one."""
+    (gpu,) = machine.gpus
+    return gpu
+
+
+def codes(gpu: Gpu) -> set[str]:
+    """The codes of its problems."""
+    return {problem.code for problem in gpu.problems}
+
+
+def without(gpu: Gpu, *names: str) -> dict[str, Any]:
+    """All fields but these."""
+    return {name: getattr(gpu, name) for name in gpu.__struct_fields__ if name not in names}
 
 
 def owners(path: Path, gpus: Sequence[Gpu]) -> set[str]:

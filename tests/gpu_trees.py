@@ -200,7 +200,7 @@ class Tree:
         lines = [
             f"cpu_cores_count {cpu_cores}",
             f"simd_count {simds}",
-            f"simd_per_cu {2 if gfx is None or gfx >= 100000 else 4}",
+            f"simd_per_cu {4 if gfx is None or gfx < 100000 else 2}",
             "vendor_id 4098",
             f"device_id {device}",
             f"location_id {location}",

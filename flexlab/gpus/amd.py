@@ -91,8 +91,8 @@ def _joined(bus: Bus, nodes: Sequence[kfd.Node]) -> Iterator[Parts]:
     for known in sorted({*devices, *drm_by_slot} - taken, key=str):
         drm = drm_by_slot.get(known) if known else None
         yield Parts(known, _merged(devices.get(known), drm), drm, None)
-    if not devices and not nodes:
-        # Neither bus nor KFD: DRM's cards are all there is, also those that tell no address.
+    if not devices and not nodes and not drm_by_slot:
+        # A card that tells no address is one only where nothing else is there that it could be.
         yield from (Parts(None, n.device, n, None) for n in bus.drm if not n.device.slot and n.card)
 
 

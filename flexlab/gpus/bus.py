@@ -21,6 +21,8 @@ _ACCELERATOR_CLASS = 0x1200
 """How an Instinct MI300 calls itself; a device of this class by another vendor is an NPU."""
 _CARD = re.compile(r"card([0-9]+)")
 _RENDER = re.compile(r"renderD([0-9]+)")
+_HEX = re.compile(r"(?:0x)?([0-9a-f]{1,16})", re.IGNORECASE)
+_MODALIAS = re.compile(r"pci:v([0-9A-F]{8})d([0-9A-F]{8})sv")
 _SLOT = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.IGNORECASE)
 
 
@@ -166,8 +168,9 @@ def read_device(folder: Path, *, slot: str | None = None, kind: int | None = Non
     vendor = _hex(read_text(folder / "vendor"))
     model = _hex(read_text(folder / "device"))
     if vendor is None or model is None:
-        told = _ids(uevent.get("PCI_ID", ""))
-        vendor, model = vendor or told[0], model or told[1]
+        told = _ids(uevent.get("PCI_ID", "")) or _modalias(read_text(folder / "modalias"))
+        if told is not None:
+            vendor, model = told
     revision = _hex(read_text(folder / "revision"))
     if kind is None:
         whole = _hex(read_text(folder / "class"))
@@ -176,8 +179,8 @@ def read_device(folder: Path, *, slot: str | None = None, kind: int | None = Non
     return Device(
         slot=slot,
         vendor=VENDORS.get(vendor) if vendor is not None else None,
-        pci_id=None if vendor is None or model is None else f"{vendor:04x}:{model:04x}",
-        revision=None if revision is None else f"{revision:02x}",
+        pci_id=_pci_id(vendor, model),
+        revision=None if revision is None or revision > 0xFF else f"{revision:02x}",
         kind=kind,
         driver=driver,
         unbound=driver is None if uevent else None,
@@ -191,9 +194,22 @@ def _uevent(folder: Path) -> dict[str, str]:
     return {key: value.strip() for key, separator, value in pairs if separator}
 
 
-def _ids(text: str) -> tuple[int | None, int | None]:
+def _pci_id(vendor: int | None, model: int | None) -> str | None:
+    if vendor is None or model is None or max(vendor, model) > 0xFFFF:
+        return None
+    return f"{vendor:04x}:{model:04x}"
+
+
+def _ids(text: str) -> tuple[int, int] | None:
     vendor, _, model = text.partition(":")
-    return _hex(vendor), _hex(model)
+    pair = _hex(vendor), _hex(model)
+    return (pair[0], pair[1]) if pair[0] is not None and pair[1] is not None else None
+
+
+def _modalias(text: str | None) -> tuple[int, int] | None:
+    """`pci:v00001002d00006758sv…`: the ids once more, where their own files cannot be read."""
+    match = _MODALIAS.match((text or "").strip())
+    return (int(match[1], 16), int(match[2], 16)) if match else None
 
 
 def _linked_slot(folder: Path) -> str | None:
@@ -209,8 +225,5 @@ def _linked_name(link: Path) -> str | None:
 
 
 def _hex(text: str | None) -> int | None:
-    word = (text or "").strip()
-    try:
-        return int(word, 16) if 0 < len(word) <= 18 and word.isascii() else None
-    except ValueError:
-        return None
+    match = _HEX.fullmatch((text or "").strip())
+    return int(match[1], 16) if match else None

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from gpu_trees import APU, GIB, MIB, Tree, nvidia_row
+from gpu_checks import codes, detect_as_nobody, only
+from gpu_trees import APU, GIB, MIB, Tree
 
 from flexlab.gpus.inventory import detect
-from flexlab.spec.machine import RAM_POOL, Gpu, Machine
-
-REPOSITORY = Path(__file__).parents[2]
+from flexlab.spec.machine import RAM_POOL
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path / "machine").cpu().ram()
-
-
-def only(machine: Machine) -> Gpu:
-    assert len(machine.gpus) == 1
-    return machine.gpus[0]
-
-
-def codes(gpu: Gpu) -> set[str]:
-    return {problem.code for problem in gpu.problems}
 
 
 # -- who is who
@@ -96,6 +83,33 @@ def test_a_graphics_chip_of_the_board_comes_before_the_card_in_drm(tree: Tree) -
     assert gpu.vram_total_bytes == 4 * GIB
 
 
+def test_connectors_and_gaps_are_no_cards(tree: Tree) -> None:
+    tree.amd(card=3, minor=130).write("sys/class/drm/card3-DP-1/status", "connected")
+    assert only(detect(tree.root)).card == "card3"
+
+
+def test_an_old_apu_is_a_gpu_although_cpu_cores_are_in_its_node(tree: Tree) -> None:
+    """Carrizo: one node for both, and a kernel that names no target."""
+    tree.pci("0000:00:01.0", 0x1002, 0x9874, driver="amdgpu")
+    tree.kfd("0000:00:01.0", 0x9874, node=0, gfx=None, simds=32, minor=128, cpu_cores=4)
+    gpu = only(detect(tree.root))
+    assert (gpu.kfd_node, gpu.cu_count, gpu.is_apu) == (0, 8, True)
+
+
+def test_cards_of_one_bus_number_in_two_domains_are_two(tree: Tree) -> None:
+    tree.amd("0001:03:00.0", card=0, minor=128, node=1).amd(card=1, minor=129, node=2)
+    first, second = detect(tree.root).gpus
+    assert (first.id, first.kfd_node) == ("0000:03:00.0", 2)
+    assert (second.id, second.kfd_node) == ("0001:03:00.0", 1)
+
+
+def test_each_card_has_its_own_architecture_beside_another(tree: Tree) -> None:
+    """An external RDNA 4 card beside a Strix Halo (ROCm/legacy-rocm-build#5696)."""
+    tree.amd(**(APU | {"device": 0x1586, "gfx": 110501}))
+    tree.amd("0000:65:00.0", 0x7550, gfx=120001, card=1, minor=129, node=2)
+    assert [gpu.arch for gpu in detect(tree.root).gpus] == ["gfx1151", "gfx1201"]
+
+
 def test_vendors_are_told_by_the_vendor_file(tree: Tree) -> None:
     tree.amd().intel("0000:0b:00.0", card=3, minor=131)
     assert [gpu.vendor for gpu in detect(tree.root).gpus] == ["amd", "intel"]
@@ -120,6 +134,26 @@ def test_mapped_ram_is_never_added_to_a_cards_own_memory(tree: Tree) -> None:
     gpu = only(detect(tree.amd(vram=24 * GIB, gtt=24 * GIB).root))
     assert gpu.pool_total_bytes == 24 * GIB
     assert gpu.pool == gpu.id
+
+
+def test_mappable_ram_as_large_as_its_memory_makes_no_card_an_apu(tree: Tree) -> None:
+    gpu = only(detect(tree.amd(device=0xFEED, vram=4 * GIB, gtt=32 * GIB).root))
+    assert (gpu.is_apu, gpu.pool_total_bytes) == (False, 4 * GIB)
+
+
+def test_an_apu_of_tomorrow_is_told_by_its_northbridge(tree: Tree) -> None:
+    gpu = only(detect(tree.amd(**(APU | {"device": 0xFEED})).root))
+    assert (gpu.is_apu, gpu.pool) == (True, RAM_POOL)
+
+
+@pytest.mark.parametrize(("first", "second", "best"), [(24, 16, 0), (16, 24, 1), (16, 16, 0)])
+def test_the_best_card_has_the_most_memory(tree: Tree, first: int, second: int, best: int) -> None:
+    tree.amd(vram=first * GIB).amd("0000:43:00.0", card=1, minor=129, node=2, vram=second * GIB)
+    assert [gpu.best for gpu in detect(tree.root).gpus].index(True) == best
+
+
+def test_an_integrated_gpu_alone_is_the_best(tree: Tree) -> None:
+    assert only(detect(tree.amd(**APU).root)).best
 
 
 def test_an_integrated_gpu_is_never_the_best_beside_a_card(tree: Tree) -> None:
@@ -166,9 +200,10 @@ def test_a_carve_out_as_large_as_what_may_be_mapped_is_the_pool(
     assert (gpu.pool_total_bytes, gpu.pool_free_bytes) == (carved * GIB, (carved - 5) * GIB)
 
 
-def test_memory_that_the_driver_hides_is_what_kfd_says(tree: Tree) -> None:
-    """Taken for an integrated GPU of 0 bytes by others (ollama/ollama#6304)."""
-    tree.amd(device=0x740F, gfx=90010, vram=None, vram_used=None, gtt=None)
+@pytest.mark.parametrize("hidden", [None, 0])
+def test_memory_that_the_driver_hides_is_what_kfd_says(tree: Tree, hidden: int | None) -> None:
+    """Taken for an integrated GPU of 0 bytes by others (ollama/ollama#6304, #12602)."""
+    tree.amd(device=0x740F, gfx=90010, vram=hidden, vram_used=None, gtt=hidden)
     tree.kfd("0000:03:00.0", 0x740F, node=1, gfx=90010, minor=128, bank=64 * GIB)
     gpu = only(detect(tree.root))
     assert gpu.vram_total_bytes == 64 * GIB
@@ -215,29 +250,47 @@ def test_a_card_without_kfd_is_for_vulkan(tree: Tree) -> None:
     assert codes(gpu) == {"no_kfd"}
 
 
-def test_a_node_that_may_not_be_opened_names_its_group(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
+@pytest.mark.parametrize(
+    ("node", "code"), [("/dev/kfd", "kfd_denied"), ("/dev/dri/renderD128", "render_denied")]
+)
+def test_a_node_that_may_not_be_opened_names_its_group(
+    tmp_path: Path, node: str, code: str
+) -> None:
     tree = Tree(tmp_path / "machine").cpu().ram().amd()
-    tree.dev("/dev/kfd", mode=0o660).dev("/dev/dri/renderD128")
-    # Root may open everything, so somebody else has to look.
-    code = (
-        "import sys, pathlib, msgspec; from flexlab.gpus.inventory import detect;"
-        "print(msgspec.json.encode(detect(pathlib.Path(sys.argv[1])).gpus).decode())"
-    )
-    for folder in (tmp_path, *tmp_path.parents[:-2]):
-        folder.chmod(folder.stat().st_mode | 0o055)
-    words = [sys.executable, "-c", code, str(tree.root)]
-    drop = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
-    run = subprocess.run(
-        [*drop, *words], capture_output=True, text=True, env={"PYTHONPATH": str(REPOSITORY)},
-        check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    (gpu,) = json.loads(run.stdout)
-    gid = (tree.root / "dev/kfd").stat().st_gid
-    assert gpu["usable"] is False
-    assert [problem["code"] for problem in gpu["problems"]] == ["kfd_denied"]
-    assert f"gid {gid}" in gpu["problems"][0]["hint"]
+    tree.amd("0000:43:00.0", card=1, minor=129, node=None)
+    tree.dev("/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129").dev(node, mode=0)
+    denied, other = detect_as_nobody(tree.root)[0].gpus
+    gid = (tree.root / node.lstrip("/")).stat().st_gid
+    assert not denied.usable
+    assert [problem.code for problem in denied.problems] == [code]
+    assert f"gid {gid}" in denied.problems[0].hint
+    assert (other.usable, other.best) == (True, True)
+
+
+def test_a_node_that_a_container_may_not_read_counts_in_no_index(tmp_path: Path) -> None:
+    """The device cgroup denies the files of KFD nodes that were not passed on."""
+    tree = Tree(tmp_path / "machine").cpu().ram().kfd_cpu().amd()
+    tree.amd("0000:43:00.0", card=1, minor=129, node=2)
+    (tree.root / "sys/class/kfd/kfd/topology/nodes/1/properties").chmod(0)
+    first, second = detect_as_nobody(tree.root)[0].gpus
+    assert (first.kfd_node, first.hip_index) == (None, None)
+    assert (second.kfd_node, second.hip_index) == (2, 0)
+
+
+def test_a_card_of_a_virtual_machine_leaves_the_host_the_other(tree: Tree) -> None:
+    tree.pci("0000:03:00.0", 0x1002, 0x744C, revision=0xC8, driver="vfio-pci")
+    tree.amd("0000:43:00.0", 0x747E, card=0, vram=16 * GIB)
+    passed_on, own = detect(tree.root).gpus
+    assert (passed_on.usable, passed_on.best) == (False, False)
+    assert (own.usable, own.best) == (True, True)
+
+
+def test_a_sleeping_card_is_left_alone_and_usable(tree: Tree) -> None:
+    tree.amd().write("sys/class/drm/card0/device/power/runtime_status", "suspended")
+    gpu = only(detect(tree.root))
+    assert (gpu.usable, gpu.asleep, codes(gpu)) == (True, True, {"asleep"})
+    assert (gpu.busy_percent, gpu.power_w, gpu.temps_c) == (None, None, {})
+    assert gpu.vram_total_bytes == 24560 * MIB
 
 
 def test_a_root_without_dev_says_nothing_of_access(tree: Tree) -> None:
@@ -253,45 +306,15 @@ def test_an_arm_machine_says_what_runs_there(tmp_path: Path) -> None:
     assert "other_platform" in codes(only(machine))
 
 
-def test_an_amd_igpu_without_memory_files_does_not_hide_an_nvidia_card(tree: Tree) -> None:
-    tree.amd("0000:12:00.0", card=0, **(APU | {"vram": None, "vram_used": None, "gtt": None}))
-    tree.nvidia_csv(nvidia_row())
-    nvidia, amd = detect(tree.root).gpus
-    assert (nvidia.vendor, nvidia.best) == ("nvidia", True)
-    assert amd.vendor == "amd"
-    assert amd.pool_total_bytes is None
-
-
-# -- NVIDIA
-
-
-def test_an_nvidia_card_by_its_own_words(tree: Tree) -> None:
-    gpu = only(detect(tree.nvidia_csv(nvidia_row()).root))
-    assert (gpu.id, gpu.arch, gpu.driver_version) == ("0000:01:00.0", "sm_86", "570.86.10")
-    assert (gpu.vram_total_bytes, gpu.vram_used_bytes) == (24 * GIB, 1508 * MIB)
-    assert (gpu.busy_percent, gpu.power_w) == (3, 31.2)
-
-
-@pytest.mark.parametrize("nothing", ["[N/A]", "[Not Supported]", "[Unknown Error]", "ERR!", ""])
-def test_what_nvidia_smi_cannot_say_is_unknown(tree: Tree, nothing: str) -> None:
-    row = nvidia_row(memory_total=nothing, memory_used=nothing)
-    gpu = only(detect(tree.nvidia_csv(row).root))
-    assert gpu.vram_used_bytes is None
-    assert gpu.vram_total_bytes != 0
-    assert gpu.unified is False  # a card that is lost has not become unified
-
-
-def test_gb10_and_jetson_share_the_hosts_memory(tree: Tree) -> None:
-    row = nvidia_row(name="NVIDIA GB10", memory_total="[N/A]", memory_used="[N/A]")
-    machine = detect(tree.nvidia_csv(row | {"compute_cap": "12.1"}).root)
-    gpu = only(machine)
-    assert (gpu.unified, gpu.pool) == (True, RAM_POOL)
-    ram = machine.pools[0]
-    assert ram.total_bytes
-    assert gpu.pool_total_bytes == ram.total_bytes - ram.reserve_bytes
-
-
 # -- robustness
+
+
+def test_a_sensor_that_is_not_fitted_says_nothing(tree: Tree) -> None:
+    """0 degrees is an empty place (RX 5500 XT); GCN 1 has a label for power and no value."""
+    tree.amd(watts=None, busy=None).write("sys/class/drm/card0/device/hwmon/hwmon0/temp2_input", 0)
+    gpu = only(detect(tree.root))
+    assert gpu.temps_c == {"edge": 53.0}
+    assert (gpu.power_w, gpu.busy_percent) == (None, None)
 
 
 def test_padding_changes_nothing(tree: Tree) -> None:
