@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from flexlab import client
 from flexlab.cli import output
 from flexlab.cli.gpu_rows import UNKNOWN, show_threads, show_use, slice_name
 from flexlab.cli.gpu_support import BackendSupport, backend_support
@@ -15,10 +16,12 @@ from flexlab.core.text import clean_line, os_sentence
 from flexlab.core.units import show_bytes
 from flexlab.gpus.helper import open_helper
 from flexlab.gpus.pools import shares_ram
+from flexlab.spec.lab import HolderView
 from flexlab.spec.machine import RAM_POOL, DeviceNode, Gpu, GpuSample, Holder, Machine
 
 LIVE_PATIENCE_S = 6.0
 """A search for GPUs and one scan of all processes; 0.1 s where no driver is slow."""
+DAEMON_PATIENCE_S = 2.0
 _TICK_S = 0.1
 _LABEL_CELLS = 12
 
@@ -30,7 +33,7 @@ class Live(NamedTuple):
     """What the helper says of one card; None where it does not."""
 
     sample: GpuSample | None = None
-    holders: tuple[Holder, ...] | None = None
+    holders: tuple[HolderView, ...] | None = None
 
 
 def show_cpu(machine: Machine) -> None:
@@ -163,7 +166,7 @@ def _show_node(node: DeviceNode) -> str:
     return node.path if node.gid is None else f"{node.path}, group {node.gid}"
 
 
-def _holder_lines(gpu: Gpu, holders: tuple[Holder, ...] | None) -> Iterator[str]:
+def _holder_lines(gpu: Gpu, holders: tuple[HolderView, ...] | None) -> Iterator[str]:
     if holders is None:
         yield UNKNOWN
     elif not holders:
@@ -173,7 +176,8 @@ def _holder_lines(gpu: Gpu, holders: tuple[Holder, ...] | None) -> Iterator[str]
         on = f" on {holder.gpu}" if holder.gpu != gpu.id else ""
         who = holder.name or "a process of another container"
         pid = f", pid {holder.pid}" if holder.pid else ""
-        yield f"{who}{pid}: {show_bytes(holder.vram_bytes)}{gtt}{on}"
+        model = f", model {holder.model}" if holder.model else ""
+        yield f"{who}{pid}{model}: {show_bytes(holder.vram_bytes)}{gtt}{on}"
 
 
 def read_live(root: Path, gpu: Gpu) -> Live:
@@ -182,6 +186,7 @@ def read_live(root: Path, gpu: Gpu) -> Live:
     Rates are differences of counters, and there from the second tick on.
     """
     live = Live()
+    ours = _ours() if root == Path("/") else {}
     ids = {gpu.id, *(part.uuid for part in gpu.mig)}
     until = time.monotonic() + LIVE_PATIENCE_S
     try:
@@ -190,7 +195,7 @@ def read_live(root: Path, gpu: Gpu) -> Live:
                 if sample is None:
                     break
                 scanned = sample.holders_age_s is not None
-                held = tuple(holder for holder in sample.holders if holder.gpu in ids)
+                held = tuple(_view(one, ours) for one in sample.holders if one.gpu in ids)
                 part = next((part for part in sample.gpus if part.id == gpu.id), None)
                 live = Live(part, held if scanned else None)
                 if (scanned and sample.seq > 1) or time.monotonic() > until:
@@ -198,6 +203,31 @@ def read_live(root: Path, gpu: Gpu) -> Live:
     except OSError as error:
         output.say(f"warning: no live readings: {os_sentence(error)}")
     return live
+
+
+def _ours() -> dict[int, HolderView]:
+    """By pid, what a running daemon knows of its own engines; nothing where there is none."""
+    try:
+        daemon = client.find(wait_s=0)
+        views = daemon.snapshot(timeout_s=DAEMON_PATIENCE_S).holders if daemon else ()
+    except FlexLabError:
+        return {}
+    return {view.pid: view for view in views if view.instance is not None}
+
+
+def _view(holder: Holder, ours: Mapping[int, HolderView]) -> HolderView:
+    known = ours.get(holder.pid)
+    return HolderView(
+        gpu=holder.gpu,
+        pid=holder.pid,
+        name=holder.name,
+        vram_bytes=holder.vram_bytes,
+        gtt_bytes=holder.gtt_bytes,
+        busy_percent=holder.busy_percent,
+        instance=known.instance if known else None,
+        model=known.model if known else None,
+        cgroup=holder.cgroup,
+    )
 
 
 def _backends(gpu: Gpu) -> list[BackendSupport]:

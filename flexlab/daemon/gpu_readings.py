@@ -153,6 +153,7 @@ def _view(holder: Holder, owners: Owners, held: Mapping[str, LaunchRecord]) -> H
         gtt_bytes=holder.gtt_bytes,
         busy_percent=holder.busy_percent,
         instance=instance,
+        cgroup=holder.cgroup,
         model=held[instance].plan.model if instance else None,
     )
 

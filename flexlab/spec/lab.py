@@ -123,6 +123,7 @@ class HolderView(msgspec.Struct, frozen=True, kw_only=True):
     busy_percent: float | None = None
     instance: str | None = None
     model: str | None = None
+    cgroup: str | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
