@@ -6,13 +6,15 @@ the daemon's, and until then the need comes from the recipe's sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from flexlab.backends.base import BackendSettings, parse_settings
 from flexlab.core.errors import UsageError
-from flexlab.planning import fit, reasons, sizing
+from flexlab.planning import certificates as certificates_of
+from flexlab.planning import devices, fit, images, reasons, sizing, support
 from flexlab.planning.conditions import (
     WRONG_WISH,
     cpu_arch,
@@ -20,11 +22,15 @@ from flexlab.planning.conditions import (
     wanted_backend,
     wrong_wishes,
 )
+from flexlab.planning.devices import Device
 from flexlab.planning.question import Question
 from flexlab.recipes.backend_schema import BackendRecipe
+from flexlab.recipes.certificate_schema import Certificate
+from flexlab.recipes.gpu_schema import GpuRecipe
 from flexlab.recipes.schema import LlamaCppVariant, ModelRecipe
 from flexlab.spec.machine import CPU_DEVICE, Machine, Problem
 from flexlab.spec.plan import (
+    Admission,
     Candidate,
     Candidates,
     Facts,
@@ -32,18 +38,21 @@ from flexlab.spec.plan import (
     Reason,
     Refusal,
     RuntimeName,
+    Support,
     Wishes,
 )
 
 DEFAULT_RUNTIME: RuntimeName = "process"
+CONTAINERS = ("docker", "k3s")
 
 
-class _Impossible(Exception):
-    """Why a variant cannot run here."""
+class _Draft(NamedTuple):
+    """One variant on one device, as far as it can be thought through."""
 
-    def __init__(self, *problems: Problem) -> None:
-        super().__init__("; ".join(problem.message for problem in problems))
-        self.problems = problems
+    candidate: Candidate
+    device: Device
+    problems: tuple[Problem, ...]
+    """What stands in the way; none: it can run."""
 
 
 def candidates(
@@ -57,6 +66,8 @@ def candidates(
     default_runtime: RuntimeName | None = None,
     shapes: Mapping[str, fit.ModelShape] | None = None,
     broken: Mapping[str, Problem] | None = None,
+    gpu_recipe: Callable[[str | None], GpuRecipe | None] = lambda _arch: None,
+    certificates: Sequence[Certificate] = (),
 ) -> Candidates:
     """All candidates of a model, or the refusal that names every obstacle and what would help.
 
@@ -76,23 +87,49 @@ def candidates(
         runtime_source=source,
         shapes=shapes or {},
         broken=broken or {},
+        gpu_recipe=gpu_recipe,
+        certificates=certificates,
     )
-    problems = wrong_wishes(recipe, wishes, backend_recipe)
+    problems = wrong_wishes(recipe, wishes, machine, backend_recipe)
     if problems:
         return Candidates(model=recipe.name, refusal=_refusal(recipe.name, problems))
+    drafts: list[_Draft] = []
+    out: list[Reason] = []
+    for variant in _wanted(question):
+        choice = _devices(question, variant)
+        out += [_not(device, problem.message) for device, problem in choice.out]
+        problems += [problem for _, problem in choice.out]
+        drafts += [_draft(question, variant, device) for device in choice.devices]
+    return _answer(recipe.name, drafts, out, problems, question.where)
+
+
+def _answer(
+    model: str, drafts: list[_Draft], out: list[Reason], problems: list[Problem], where: str
+) -> Candidates:
+    """Each candidate says what came before it and why that was passed over."""
     items: list[Candidate] = []
-    passed_over: list[Reason] = []
-    for preference, variant in enumerate(_wanted(question)):
-        try:
-            found = _candidate(question, variant, preference)
-        except _Impossible as impossible:
-            problems += impossible.problems
-            passed_over.append(_passed_over(question, variant, impossible))
-        else:
-            why = (*passed_over, *found.reasons)
-            items.append(msgspec.structs.replace(found, reasons=why))
-    refusal = None if items else _refusal(recipe.name, problems)
-    return Candidates(model=recipe.name, items=tuple(items), refusal=refusal)
+    classes: dict[tuple[str, bool, str], int] = {}
+    passed_over = list(dict.fromkeys(out))
+    for draft in drafts:
+        candidate = draft.candidate
+        if draft.problems:
+            passed_over.append(_passed_over(draft, where))
+            problems += draft.problems
+            continue
+        kind = (candidate.variant, draft.device.gpu is None, candidate.support)
+        reasons = (*passed_over, *candidate.reasons)
+        place = classes.setdefault(kind, len(classes))
+        items.append(msgspec.structs.replace(candidate, preference=place, reasons=reasons))
+    if items:
+        return Candidates(model=model, items=tuple(items))
+    closest = min(drafts, key=lambda draft: len(draft.problems), default=None)
+    if not problems:
+        problems = [_nowhere(model)]
+    return Candidates(
+        model=model,
+        refusal=_refusal(model, problems),
+        closest=closest.candidate if closest else None,
+    )
 
 
 def _choose_runtime(wishes: Wishes, default_runtime: RuntimeName | None) -> tuple[RuntimeName, str]:
@@ -113,39 +150,165 @@ def _wanted(question: Question) -> list[LlamaCppVariant]:
     ]
 
 
-def _candidate(question: Question, variant: LlamaCppVariant, preference: int) -> Candidate:
-    """Raises _Impossible with every obstacle of this variant."""
+def _devices(question: Question, variant: LlamaCppVariant) -> devices.Choice:
+    on_gpu, on_cpu = "gpu" in variant.devices, CPU_DEVICE in variant.devices
     backend = question.backend_recipe(variant.backend)
-    problems = list(obstacles(question, variant, backend))
-    asked: BackendSettings = variant.settings
+    if not on_gpu:
+        cpu = devices.cpu_of(question.machine)
+        asked = question.wishes.gpu
+        if asked is None or asked.lower() == CPU_DEVICE:
+            return devices.Choice((cpu,), ())
+        problem = Problem(
+            code="device_unsupported",
+            message=f"variant {variant.name} runs on the CPU only",
+            hint="--gpu cpu, or leave it out",
+        )
+        return devices.Choice((), ((cpu, problem),))
+
+    def stated(arch: str | None) -> Support | None:
+        if question.runtime == "process":
+            archs = backend.embedded.archs if backend.embedded else ()
+            if arch not in archs:
+                return None
+        recipe = question.gpu_recipe(arch)
+        known = recipe.support_of(backend.name) if recipe else None
+        return known.level if known else None
+
+    return devices.choose(question.machine, question.wishes.gpu, on_cpu=on_cpu, stated=stated)
+
+
+def _draft(question: Question, variant: LlamaCppVariant, device: Device) -> _Draft:
+    """Every choice for this variant on this device, and all that stands in its way."""
+    backend = question.backend_recipe(variant.backend)
+    recipe = question.gpu_recipe(device.arch) if device.gpu else None
+    problems = list(obstacles(question, variant, backend, device))
+    wanted = _with_defaults(variant.settings, variant.backend, recipe)
+    asked: BackendSettings = wanted
     try:
-        asked = parse_settings(variant.backend, asked, question.wishes.settings)
+        asked = parse_settings(variant.backend, wanted, question.wishes.settings)
     except UsageError as error:
         problems.append(Problem(code="wrong_setting", message=error.message, hint=error.hint or ""))
     model = sizing.known_model(question, variant)
-    settings, limits = _within_limits(question, asked, model)
+    settings, limits = _within_limits(question, asked, model, device)
+    judged = _support(question, variant, device, recipe, settings)
+    image = _image(question, backend, device, settings)
+    admissions = _admissions(question, variant.backend, settings, device, image.name)
+    problems += judged.problems
+    problems += image.problems if image.name is None else ()
+    problems += [problem for each in admissions for problem in each.problems]
+    problems += _broken_rules(question, variant, recipe, image, settings)
     need = fit.estimate(settings, model, backend.memory.overhead)
     candidate = msgspec.structs.replace(
-        _bare(question, variant, backend),
-        preference=preference,
+        _bare(question, variant, backend, device),
+        support=judged.level,
+        image=image.name or None,
         settings=settings.model_dump(),
-        needs=(need.need(question.machine.cpu.pool),),
+        needs=need.needs(device.pool),
         limits=limits,
         context=getattr(settings, "context_size", None),
+        admissions=tuple(admissions),
     )
+    if image.name is not None:
+        told = (*candidate.problems, *image.problems)
+        candidate = msgspec.structs.replace(candidate, problems=told)
     candidate, measured = sizing.with_measured_claim(question, candidate)
     problems += sizing.too_big(question, candidate, settings, model, need, measured)
-    if problems:
-        raise _Impossible(*problems)
     why = (
-        *reasons.choice_reasons(question, variant),
+        *reasons.choice_reasons(question, variant, device),
+        *judged.reasons,
+        *image.reasons,
         *reasons.setting_reasons(question, variant, asked, settings),
         reasons.memory_reason(need, candidate, measured),
     )
-    return msgspec.structs.replace(candidate, reasons=why)
+    return _Draft(msgspec.structs.replace(candidate, reasons=why), device, tuple(problems))
 
 
-def _bare(question: Question, variant: LlamaCppVariant, backend: BackendRecipe) -> Candidate:
+def _with_defaults(
+    settings: BackendSettings, backend: str, recipe: GpuRecipe | None
+) -> BackendSettings:
+    """The variant's settings, with what the arch needs where the variant says nothing."""
+    needed = {
+        name: value
+        for block in (recipe.defaults if recipe else ())
+        if block.backend == backend
+        for name, value in block.settings.items()
+        if name not in settings.model_fields_set
+    }
+    if not needed:
+        return settings
+    return type(settings).model_validate({**settings.model_dump(exclude_unset=True), **needed})
+
+
+def _support(
+    question: Question,
+    variant: LlamaCppVariant,
+    device: Device,
+    recipe: GpuRecipe | None,
+    settings: BackendSettings,
+) -> support.Judgement:
+    if device.gpu is None:
+        return support.Judgement("full", (), ())
+    return support.judge(
+        variant.backend,
+        device,
+        recipe,
+        settings=settings.model_dump(),
+        allow_experimental=question.wishes.allow_experimental,
+        where=f"GPU recipe {recipe.name}" if recipe else "GPU recipes",
+    )
+
+
+def _image(
+    question: Question, backend: BackendRecipe, device: Device, settings: BackendSettings
+) -> images.Chosen:
+    if question.runtime not in CONTAINERS:
+        return images.Chosen("", None)
+    known = question.certificates
+    bound = certificates_of.bound_image(backend.name, settings.model_dump(), device.arch, known)
+    return images.choose(
+        backend,
+        device,
+        platform=question.machine.platform,
+        wish=question.wishes.image,
+        bound=bound,
+        where=f"backend {backend.name}",
+    )
+
+
+def _admissions(
+    question: Question,
+    backend: str,
+    settings: BackendSettings,
+    device: Device,
+    image: str | None,
+) -> list[Admission]:
+    return certificates_of.judge(
+        backend,
+        settings.model_dump(),
+        arch=device.arch,
+        image=image or None,
+        on_cpu=device.gpu is None,
+        certificates=question.certificates,
+    )
+
+
+def _broken_rules(
+    question: Question,
+    variant: LlamaCppVariant,
+    recipe: GpuRecipe | None,
+    image: images.Chosen,
+    settings: BackendSettings,
+) -> Iterable[Problem]:
+    kind = getattr(settings, "quantization", None) or variant.quantization
+    name = question.recipe.name
+    return support.broken_rules(
+        variant.backend, name, kind, recipe, image.facts, tested=image.tested
+    )
+
+
+def _bare(
+    question: Question, variant: LlamaCppVariant, backend: BackendRecipe, device: Device
+) -> Candidate:
     """What follows from the recipes alone; needs and settings are still to come."""
     recipe, facts = question.recipe, question.facts.runtimes.get(question.runtime)
     return Candidate(
@@ -153,9 +316,9 @@ def _bare(question: Question, variant: LlamaCppVariant, backend: BackendRecipe) 
         variant=variant.name,
         backend=variant.backend,
         runtime=question.runtime,
-        arch=cpu_arch(question.machine),
+        arch=(device.arch or "?") if device.gpu else cpu_arch(question.machine),
         support="full",
-        devices=(CPU_DEVICE,),
+        devices=(device.id,),
         needs=(),
         weights=tuple(weight.weight() for weight in variant.weights),
         keep=recipe.keep,
@@ -166,21 +329,35 @@ def _bare(question: Question, variant: LlamaCppVariant, backend: BackendRecipe) 
     )
 
 
-def _passed_over(question: Question, variant: LlamaCppVariant, impossible: _Impossible) -> Reason:
-    return Reason(
-        choice=f"not variant {variant.name}", because=str(impossible), source=question.where
+def _passed_over(draft: _Draft, where: str) -> Reason:
+    choice = f"not variant {draft.candidate.variant}"
+    if draft.device.gpu is not None:
+        choice += f" on {draft.device.shown}"
+    because = "; ".join(problem.message for problem in draft.problems)
+    return Reason(choice=choice, because=because, source=where)
+
+
+def _not(device: Device, because: str) -> Reason:
+    return Reason(choice=f"not {device.shown}", because=because, source="machine")
+
+
+def _nowhere(model: str) -> Problem:
+    return Problem(
+        code="no_device",
+        message=f"no device here can run {model}",
+        hint="flexlab gpus says why; --gpu cpu takes the CPU where a variant runs there",
     )
 
 
 def _within_limits(
-    question: Question, settings: BackendSettings, model: fit.Model
+    question: Question, settings: BackendSettings, model: fit.Model, device: Device
 ) -> tuple[BackendSettings, tuple[Limit, ...]]:
     """The engine cuts the context to what was trained and ignores GPU layers on the CPU: do so
     before it does, and say it."""
     limits: list[Limit] = []
-    given: dict[str, object] = {"n_gpu_layers": 0}
+    given: dict[str, object] = {} if device.gpu else {"n_gpu_layers": 0}
     layers = getattr(settings, "n_gpu_layers", None)
-    if layers:
+    if layers and device.gpu is None:
         limits.append(Limit(what="n_gpu_layers", wanted=str(layers), given="0 (on the CPU)"))
     trained = (model.shape.context_length if model.shape else None) or question.recipe.context
     wanted = getattr(settings, "context_size", None)

@@ -9,10 +9,11 @@ import msgspec
 from flexlab import backends
 from flexlab.core.near import did_you_mean
 from flexlab.core.text import clean_line
+from flexlab.planning.devices import Device, unknown_device
 from flexlab.planning.question import Question
-from flexlab.recipes.backend_schema import BackendRecipe
+from flexlab.recipes.backend_schema import BackendRecipe, Embedded
 from flexlab.recipes.schema import ModelRecipe, VariantBase
-from flexlab.spec.machine import CPU_DEVICE, Cpu, Machine, Problem
+from flexlab.spec.machine import Cpu, Machine, Problem
 from flexlab.spec.plan import Facts, RuntimeName, Wishes
 from flexlab.spec.source import FileSource
 
@@ -37,10 +38,17 @@ def cpu_arch(machine: Machine) -> str:
 
 
 def wrong_wishes(
-    recipe: ModelRecipe, wishes: Wishes, backend_recipe: Callable[[str], BackendRecipe]
+    recipe: ModelRecipe,
+    wishes: Wishes,
+    machine: Machine,
+    backend_recipe: Callable[[str], BackendRecipe],
 ) -> list[Problem]:
     """Wishes that no variant of this model can meet, whatever the machine."""
-    found = [_variant(recipe, wishes), _backend(recipe, wishes, backend_recipe), _gpu(wishes)]
+    found = [
+        _variant(recipe, wishes),
+        _backend(recipe, wishes, backend_recipe),
+        unknown_device(machine, wishes.gpu),
+    ]
     return [problem for problem in found if problem is not None]
 
 
@@ -56,17 +64,10 @@ def wanted_backend(wishes: Wishes, backend_recipe: Callable[[str], BackendRecipe
 
 
 def obstacles(
-    question: Question, variant: VariantBase, backend: BackendRecipe
+    question: Question, variant: VariantBase, backend: BackendRecipe, device: Device
 ) -> Iterator[Problem]:
-    """Why this variant cannot run here, all reasons."""
+    """Why this variant cannot run on this device, all reasons but its support and its image."""
     yield from _runtime(question.facts, question.runtime)
-    if CPU_DEVICE not in variant.devices:
-        yield Problem(
-            code="device_unsupported",
-            message=f"variant {variant.name} does not run on the CPU, "
-            "and this version runs models on the CPU only",
-            hint="flexlab recipes lists the models that run here",
-        )
     if question.runtime == "process":
         if question.wishes.image is not None:
             yield Problem(
@@ -74,7 +75,7 @@ def obstacles(
                 message="an image was asked for, but the runtime process starts none",
                 hint="leave out --image",
             )
-        yield from _cpu_flags(backend, question.machine.cpu, cpu_arch(question.machine))
+        yield from _embedded(backend, device, question.machine)
     yield from _broken_weights(question, variant)
 
 
@@ -110,17 +111,6 @@ def _backend(
     )
 
 
-def _gpu(wishes: Wishes) -> Problem | None:
-    if wishes.gpu is None or wishes.gpu.lower() == CPU_DEVICE:
-        return None
-    return Problem(
-        code="unknown_gpu",
-        message=f"GPU {clean_line(wishes.gpu)!r} was asked for, "
-        "but this version runs models on the CPU only",
-        hint="--gpu cpu, or leave it out",
-    )
-
-
 def _runtime(facts: Facts, runtime: RuntimeName) -> Iterator[Problem]:
     known = facts.runtimes.get(runtime)
     if known is None:
@@ -153,7 +143,7 @@ def _broken_weights(question: Question, variant: VariantBase) -> Iterator[Proble
         yield msgspec.structs.replace(problem, hint=mend)
 
 
-def _cpu_flags(backend: BackendRecipe, cpu: Cpu, arch: str) -> Iterator[Problem]:
+def _embedded(backend: BackendRecipe, device: Device, machine: Machine) -> Iterator[Problem]:
     embedded = backend.embedded
     if embedded is None:
         yield Problem(
@@ -161,12 +151,23 @@ def _cpu_flags(backend: BackendRecipe, cpu: Cpu, arch: str) -> Iterator[Problem]
             message=f"{backend.name} has no engine that runs as a process",
             hint="leave out --runtime",
         )
-        return
+    elif device.gpu is not None and device.arch not in embedded.archs:
+        yield Problem(
+            code="arch_not_embedded",
+            message=f"the embedded {backend.name} engine holds no code for "
+            f"{device.arch or 'an unknown arch'} ({device.shown})",
+            hint="--gpu cpu runs it on the CPU",
+        )
+    elif device.gpu is None:
+        yield from _cpu_flags(backend.name, embedded, machine.cpu, cpu_arch(machine))
+
+
+def _cpu_flags(name: str, embedded: Embedded, cpu: Cpu, arch: str) -> Iterator[Problem]:
     required = {str(name): flags for name, flags in embedded.cpu_flags.items()}
     if arch != UNKNOWN_ARCH and arch not in required:
         yield Problem(
             code="platform_unsupported",
-            message=f"the embedded {backend.name} engine is not built for {arch}",
+            message=f"the embedded {name} engine is not built for {arch}",
             hint=f"it is built for: {', '.join(required)}",
         )
     # No flags at all: /proc/cpuinfo could not be read, and unknown is not missing.
@@ -175,7 +176,7 @@ def _cpu_flags(backend: BackendRecipe, cpu: Cpu, arch: str) -> Iterator[Problem]
         yield Problem(
             code="cpu_flags_missing",
             message=f"this CPU ({cpu.name or 'model unknown'}) lacks {', '.join(missing)}, which "
-            f"the embedded {backend.name} engine is compiled for",
+            f"the embedded {name} engine is compiled for",
             hint="run it on a newer CPU; a virtual machine may hide flags that its host has "
             "(choose the CPU type host)",
         )

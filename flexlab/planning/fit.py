@@ -28,6 +28,7 @@ import msgspec
 from flexlab.backends.base import BackendSettings
 from flexlab.backends.llamacpp import LlamaCppSettings
 from flexlab.core.units import MIB
+from flexlab.spec.machine import RAM_POOL
 from flexlab.spec.plan import Need
 
 # Bytes per block of 32 numbers (ggml's block sizes).
@@ -43,6 +44,10 @@ _MASK_BYTES = 6
 _LOGIT_BYTES = 2 * 4
 _SCORE_BYTES = 5
 """Scores in 32 bits, and a quarter for the softmax beside them (measured)."""
+
+
+HOST_TERMS = frozenset({"prompt_cache", "overhead"})
+"""What llama.cpp keeps in the host's RAM when its layers are on a GPU."""
 
 
 class ModelShape(Protocol):
@@ -109,13 +114,21 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         """The sum of the certain terms."""
         return sum(self.certain_terms.values())
 
-    def need(self, pool: str) -> Need:
-        """As a candidate states it."""
-        return Need(pool=pool, total_bytes=self.total_bytes, terms=self.terms)
+    def needs(self, pool: str) -> tuple[Need, ...]:
+        """As a candidate states them. Of an engine on a GPU, some terms stay in the host's RAM."""
+        if pool == RAM_POOL:
+            return (_need(pool, self.terms),)
+        there = {term: size for term, size in self.terms.items() if term not in HOST_TERMS}
+        here = {term: size for term, size in self.terms.items() if term in HOST_TERMS}
+        return (_need(pool, there), *((_need(RAM_POOL, here),) if any(here.values()) else ()))
+
+
+def _need(pool: str, terms: dict[str, int]) -> Need:
+    return Need(pool=pool, total_bytes=sum(terms.values()), terms=terms)
 
 
 def estimate(settings: BackendSettings, model: Model, overhead_bytes: int) -> Estimate:
-    """The need of `model` in host memory under these settings. Raises TypeError for settings of
+    """The need of `model` under these settings. Raises TypeError for settings of
     an engine that this version cannot estimate."""
     if isinstance(settings, LlamaCppSettings):
         return _llamacpp(settings, model, overhead_bytes)

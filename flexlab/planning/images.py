@@ -22,6 +22,8 @@ class Chosen(NamedTuple):
     """None for an image of the user's that no recipe knows."""
     reasons: tuple[Reason, ...] = ()
     problems: tuple[Problem, ...] = ()
+    tested: bool = False
+    """Somebody ran this image: what a mark on it needs to count."""
 
 
 def choose(
@@ -50,7 +52,8 @@ def choose(
         if problem is not None:
             against.append(problem)
             continue
-        return Chosen(image.image, image, _reasons(image, block, where, against), _costs(image))
+        told = _reasons(image, block, where, against)
+        return Chosen(image.image, image, told, _costs(image), block.evidence == "tested")
     return Chosen(None, None, problems=tuple(against) or (_none(backend, device),))
 
 
@@ -76,8 +79,15 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _asked_for(backend: BackendRecipe, device: Device, wish: str) -> Chosen:
     reason = Reason(choice=f"image {wish}", because="asked for", source="option --image")
-    facts = facts_of(backend, wish, device.arch)
-    return Chosen(wish, facts, (reason,), _notes(backend, wish))
+    return _known(backend, device, wish, reason)
+
+
+def _known(backend: BackendRecipe, device: Device, name: str, reason: Reason) -> Chosen:
+    facts = facts_of(backend, name, device.arch)
+    tested = any(
+        image is facts and block.evidence == "tested" for image, block in backend.image_choices
+    )
+    return Chosen(name, facts, (reason,), _notes(backend, name), tested)
 
 
 def _notes(backend: BackendRecipe, name: str) -> tuple[Problem, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from flexlab.planning.fit import ModelShape
 from flexlab.recipes.backend_schema import BackendRecipe
+from flexlab.recipes.certificate_schema import Certificate
+from flexlab.recipes.gpu_schema import GpuRecipe
 from flexlab.recipes.schema import ModelRecipe
 from flexlab.spec.machine import Machine, Problem
 from flexlab.spec.plan import Facts, RuntimeName, Wishes
@@ -25,5 +27,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     runtime: RuntimeName
     runtime_source: str
     shapes: Mapping[str, ModelShape]
+    gpu_recipe: Callable[[str | None], GpuRecipe | None]
+    """By arch; None where none is known."""
+    certificates: Sequence[Certificate]
     broken: Mapping[str, Problem]
     """Installed weights that no engine could load, by source."""

@@ -7,13 +7,16 @@ from collections.abc import Iterable, Mapping
 
 from flexlab.backends.base import BackendSettings
 from flexlab.core.units import show_bytes
+from flexlab.planning.devices import Device
 from flexlab.planning.fit import Estimate
 from flexlab.planning.question import Question
 from flexlab.recipes.schema import LlamaCppVariant
 from flexlab.spec.plan import Candidate, Reason
 
 
-def choice_reasons(question: Question, variant: LlamaCppVariant) -> Iterable[Reason]:
+def choice_reasons(
+    question: Question, variant: LlamaCppVariant, device: Device
+) -> Iterable[Reason]:
     wishes, variants = question.wishes, question.recipe.variants
     if wishes.variant is not None:
         because, source = "asked for", "option --variant"
@@ -36,11 +39,15 @@ def choice_reasons(question: Question, variant: LlamaCppVariant) -> Iterable[Rea
         because="asked for" if asked else "the engine that comes with FlexLab needs no container",
         source=question.runtime_source,
     )
-    yield _device_reason(question)
+    yield _device_reason(question, device)
 
 
-def _device_reason(question: Question) -> Reason:
+def _device_reason(question: Question, device: Device) -> Reason:
     machine = question.machine
+    if device.gpu is not None:
+        because = "asked for" if question.wishes.gpu else "the best that can run it"
+        source = "option --gpu" if question.wishes.gpu else "machine"
+        return Reason(choice=device.shown, because=because, source=source)
     choice = f"CPU: {machine.cpu.name or 'model unknown'}"
     if question.wishes.gpu is not None:
         return Reason(choice=choice, because="asked for", source="option --gpu")
@@ -55,7 +62,9 @@ def setting_reasons(
     """Every setting that was asked for, and those that people reckon with: each once, with who
     chose it. `asked` is what was wanted, `settings` what is given."""
     told: dict[tuple[str, str], list[str]] = {}
-    for name in dict.fromkeys([*question.wishes.settings, *_told_anyway(settings)]):
+    known = type(settings).model_fields  # a wish for another one is refused, with all the rest
+    wished = [name for name in question.wishes.settings if name in known]
+    for name in dict.fromkeys([*wished, *_told_anyway(settings)]):
         because, source = _chosen_by(question, variant, name)
         wanted, given = getattr(asked, name), getattr(settings, name)
         if wanted != given:
@@ -102,7 +111,7 @@ def memory_reason(need: Estimate, candidate: Candidate, measured: int | None) ->
             f"{show_bytes(need.total_bytes)}",
             source="measurement",
         )
-    because = sum_of(need.terms)
+    because = sum_of(claimed.terms)
     if need.guessed:
         names = " and ".join(_words(term) for term in need.guessed)
         because += f"; {names} by a rule of thumb until the weights are here"

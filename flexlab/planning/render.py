@@ -15,6 +15,7 @@ from flexlab import backends
 from flexlab.backends.base import BackendSettings, Site
 from flexlab.core.errors import WeightsError
 from flexlab.recipes.backend_schema import BackendRecipe
+from flexlab.recipes.gpu_schema import GpuRecipe
 from flexlab.spec.machine import CPU_DEVICE, Machine
 from flexlab.spec.plan import Candidate, Facts, Grant, LaunchPlan, Reason
 
@@ -32,6 +33,7 @@ def render(
     machine: Machine,
     facts: Facts,
     backend_recipe: Callable[[str], BackendRecipe],
+    gpu_recipe: Callable[[str | None], GpuRecipe | None] = lambda _arch: None,
     stop_timeout_s: float | None = None,
 ) -> LaunchPlan:
     """How `candidate` is launched in what it was granted.

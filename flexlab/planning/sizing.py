@@ -15,7 +15,7 @@ from flexlab.planning.reasons import sum_of
 from flexlab.planning.render import render
 from flexlab.recipes.schema import LlamaCppVariant, ModelRecipe
 from flexlab.spec.machine import Pool, Problem
-from flexlab.spec.plan import Candidate, Grant
+from flexlab.spec.plan import Candidate, Grant, Need
 
 
 def known_model(question: Question, variant: LlamaCppVariant) -> fit.Model:
@@ -58,14 +58,20 @@ def with_measured_claim(question: Question, candidate: Candidate) -> tuple[Candi
         machine=question.machine,
         facts=facts,
         backend_recipe=question.backend_recipe,
+        gpu_recipe=question.gpu_recipe,
     )
-    (need,) = candidate.needs
-    measured = facts.measured_bytes.get(plan.hash, {}).get(need.pool)
+    found = facts.measured_bytes.get(plan.hash, {})
+    told = tuple(_measured(need, found.get(need.pool)) for need in candidate.needs)
+    first = candidate.needs[0].pool
+    claim = told[0].total_bytes if first in found else None
+    return msgspec.structs.replace(candidate, needs=told), claim
+
+
+def _measured(need: Need, measured: int | None) -> Need:
     if measured is None:
-        return candidate, None
+        return need
     claim = fit.claim_bytes(need, measured)
-    told = msgspec.structs.replace(need, total_bytes=claim, terms={"measured": claim})
-    return msgspec.structs.replace(candidate, needs=(told,)), claim
+    return msgspec.structs.replace(need, total_bytes=claim, terms={"measured": claim})
 
 
 def usable_bytes(pool: Pool | None) -> int | None:
@@ -85,13 +91,13 @@ def too_big(
     measured: int | None,
 ) -> list[Problem]:
     """Whether it is larger than its pool ever is; what is only guessed never refuses."""
-    (claimed,) = candidate.needs
+    claimed = candidate.needs[0]
     pool = question.machine.pool(claimed.pool)
     usable = usable_bytes(pool)
-    at_least = need.certain_bytes if measured is None else measured
+    at_least = sum(_certain(need, claimed).values()) if measured is None else measured
     if pool is None or usable is None or at_least <= usable:
         return []
-    told, terms = _told(need, candidate, measured)
+    told, terms = _told(need, claimed, measured)
     bound = f"{show_bytes(pool.total_bytes)} less {show_bytes(pool.reserve_bytes)} for the system"
     if pool.budget_bytes is not None and pool.budget_bytes == usable:
         bound = "setting ram_limit"
@@ -105,13 +111,15 @@ def too_big(
     ]
 
 
-def _told(
-    need: fit.Estimate, candidate: Candidate, measured: int | None
-) -> tuple[str, Mapping[str, int]]:
+def _certain(need: fit.Estimate, claimed: Need) -> dict[str, int]:
+    return {term: size for term, size in claimed.terms.items() if term not in need.guessed}
+
+
+def _told(need: fit.Estimate, claimed: Need, measured: int | None) -> tuple[str, Mapping[str, int]]:
     """The need as a refusal names it, and its terms: no more than what is certain."""
-    (claimed,) = candidate.needs
     if measured is not None:
         return show_bytes(claimed.total_bytes), claimed.terms
     if need.guessed or need.unknown:
-        return f"at least {show_bytes(need.certain_bytes)}", need.certain_terms
-    return show_bytes(need.total_bytes), need.terms
+        certain = _certain(need, claimed)
+        return f"at least {show_bytes(sum(certain.values()))}", certain
+    return show_bytes(claimed.total_bytes), claimed.terms

@@ -98,6 +98,9 @@ class Embedded(Evidenced):
     cpu_flags: dict[Literal["x86_64", "aarch64"], tuple[str, ...]]
     """Per architecture, as /proc/cpuinfo writes them: what the build was compiled for."""
 
+    archs: tuple[Arch, ...] = ("cpu",)
+    """What the build holds code for."""
+
     libraries: tuple[str, ...] = ()
     """Shared libraries that are not part of the package."""
 

@@ -154,6 +154,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[Limit, ...] = ()
     context: int | None = None
     """Tokens that one request really gets, prompt and answer together."""
+    admissions: tuple[Admission, ...] = ()
 
     def need(self, pool: str) -> int:
         """Bytes needed in this pool; 0 where it draws nothing from it."""
@@ -178,6 +179,8 @@ class Candidates(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     items: tuple[Candidate, ...] = ()
     refusal: Refusal | None = None
+    closest: Candidate | None = None
+    """Where nothing can run: what came closest, as far as it could be thought through."""
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):

@@ -71,7 +71,7 @@ def test_a_backend_is_known_by_its_usual_spellings(spelling: str) -> None:
     [
         (Wishes(variant="q5"), "unknown_variant", "q4, q2"),
         (Wishes(backend="vlm"), "unknown_backend", "llamacpp"),
-        (Wishes(gpu="0"), "unknown_gpu", "CPU only"),
+        (Wishes(gpu="0"), "unknown_gpu", "there are: none"),
         (Wishes(settings={"ctx_size": "1"}), "wrong_setting", "context_size"),
         (Wishes(settings={"context_size": "4k"}), "wrong_setting", "4k"),
         (Wishes(image="x:y"), "image_without_container", "--image"),
