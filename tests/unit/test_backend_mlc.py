@@ -84,7 +84,7 @@ def test_a_chosen_share_beats_bytes_and_the_grant() -> None:
 def test_a_share_of_bytes_is_never_rounded_up(wanted: int, total: int) -> None:
     words = argv(MlcSettings(gpu_memory_bytes=wanted), total_bytes=total)
     share = Fraction(overrides(words)["gpu_memory_utilization"])
-    assert 0 < share <= min(1, Fraction(wanted, total))
+    assert 0 < share <= min(Fraction(1), Fraction(wanted, total))
 
 
 def test_compiling_is_off_with_a_library_unless_somebody_asks_for_it() -> None:
