@@ -48,6 +48,7 @@ def owners(path: Path, gpus: Sequence[Gpu]) -> set[str]:
         if _address(gpu) in addresses
         or {gpu.card, f"renderD{gpu.render_minor}"} & set(words)
         or (gpu.vendor == "nvidia" and path.name.startswith("nvidia-smi"))
+        or (gpu.pci_slot is None and "thermal" in words)  # the board's sensors are a Tegra's
     }
 
 
