@@ -10,7 +10,11 @@ from flexlab.core.errors import UsageError
 if TYPE_CHECKING:
     from flexlab.backends.base import Backend
 
-_BACKENDS = {"llamacpp": ("flexlab.backends.llamacpp", "LlamaCpp")}
+_BACKENDS = {
+    "llamacpp": ("flexlab.backends.llamacpp", "LlamaCpp"),
+    "vllm": ("flexlab.backends.vllm", "Vllm"),
+    "mlc": ("flexlab.backends.mlc", "Mlc"),
+}
 
 
 def names() -> tuple[str, ...]:

@@ -192,6 +192,6 @@ def test_the_shipped_patterns_are_of_use() -> None:
 def test_an_unknown_backend_names_those_that_exist() -> None:
     assert backends.get("llamacpp").name == "llamacpp"
     with pytest.raises(UsageError) as caught:
-        backends.get("vllm")
+        backends.get("nothing")
     assert caught.value.code == "unknown_backend"
     assert "llamacpp" in (caught.value.hint or "")

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning_lab import backend_recipe
 
+from flexlab import backends
 from flexlab.backends.base import PLACEHOLDERS, Site, parse_settings
 from flexlab.backends.mlc import Mlc, MlcSettings
 from flexlab.core.errors import UsageError
@@ -170,3 +171,7 @@ def test_the_shipped_patterns_are_of_use() -> None:
     found = Mlc().explain("ValueError: Insufficient GPU memory\n", backend_recipe("mlc").patterns)
     assert found is not None
     assert found.code == "out_of_memory"
+
+
+def test_it_is_found_by_its_name() -> None:
+    assert backends.get("mlc").settings_type is MlcSettings

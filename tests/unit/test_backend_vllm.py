@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning_lab import backend_recipe
 
+from flexlab import backends
 from flexlab.backends.base import PLACEHOLDERS, Site, parse_settings
 from flexlab.backends.memory_share import chosen_share, granted_share
 from flexlab.backends.vllm import Vllm, VllmSettings
@@ -271,3 +272,7 @@ def test_the_shipped_patterns_are_of_use() -> None:
     found = Vllm().explain(log, backend_recipe("vllm").patterns)
     assert found is not None
     assert found.code == "no_room_for_cache"
+
+
+def test_it_is_found_by_its_name() -> None:
+    assert backends.get("vllm").settings_type is VllmSettings
