@@ -2,15 +2,17 @@
 
     python benchmarks/detect.py [--runs N] [--nvitop-python PYTHON] [--json]
 
-The machines are file trees that tests also use (one card, eight cards, 64 partitions), so the
-figures are of our own readers on a page cache that is warm; a kernel's sysfs is slower by what its
-drivers need to answer. A tick is one reading of every card by the sampler of the hardware helper.
-Smallest of N runs, since everything else on the machine only ever adds.
+The machines are file trees that tests also use (one card, eight cards, 64 partitions) and recorded
+ones, where there are any beside the repository. So the figures are of our own readers on a page
+cache that is warm; a kernel's sysfs is slower by what its drivers need to answer. A tick is one
+reading of every card by the sampler of the hardware helper. Programs are whole processes, by wall
+clock. Smallest of N runs, since everything else on the machine only ever adds.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -20,9 +22,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 REPOSITORY = Path(__file__).parents[1]
+RECORDED = REPOSITORY.parent / "shared/fixtures/gpu"
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
 from gpu_trees import Tree  # noqa: E402
@@ -36,7 +39,9 @@ class Figure(NamedTuple):
 
     what: str
     ms: float | None
+    """None: `note` says why."""
     goal_ms: float | None = None
+    note: str = ""
 
 
 def one_card(root: Path) -> Tree:
@@ -61,13 +66,14 @@ def partitions(root: Path) -> Tree:
     return tree
 
 
-MACHINES: dict[str, tuple[Callable[[Path], Tree], int, float | None]] = {
+MACHINES: dict[str, tuple[Callable[[Path], Tree], int, float]] = {
     "one card": (one_card, 1, 10.0),
-    "8 cards": (eight_cards, 8, None),
+    "8 cards": (eight_cards, 8, 60.0),
     "64 partitions of 8 cards": (partitions, 64, 60.0),
 }
+"""What it is -> how it is made, how many devices it has, the goal for its inventory in ms."""
 TICK_GOAL_MS = 2.0
-"""For each card."""
+"""For each device."""
 
 
 def smallest_ms(work: Callable[[], object], runs: int) -> float:
@@ -82,6 +88,7 @@ def smallest_ms(work: Callable[[], object], runs: int) -> float:
 
 
 def of_machines(folder: Path, runs: int) -> list[Figure]:
+    """Inventory and tick of every made machine. A wrong inventory has no cost: SystemExit."""
     figures = []
     for name, (build, devices, goal_ms) in MACHINES.items():
         root = build(folder / name.replace(" ", "-")).root
@@ -93,36 +100,57 @@ def of_machines(folder: Path, runs: int) -> list[Figure]:
         sampler = Sampler(root, holders_every_s=1e9)
         sampler.begin(5.0)
         tick = smallest_ms(sampler.tick, runs)
-        figures.append(
-            Figure(f"sampler tick, {name}", tick, TICK_GOAL_MS * devices if devices < 64 else None)
-        )
+        figures.append(Figure(f"tick per device, {name}", tick / devices, TICK_GOAL_MS))
     return figures
 
 
-def of_programs(nvitop_python: str | None, runs: int) -> list[Figure]:
-    """What others cost before the first number: import or start, as whole processes."""
-    commands: dict[str, Sequence[str] | None] = {
-        "python -c pass": [sys.executable, "-c", "pass"],
-        "python -c 'import flexlab.gpus.inventory'": [
-            sys.executable, "-c", "import flexlab.gpus.inventory",
-        ],
-        "python -c 'import pynvml'": [sys.executable, "-c", "import pynvml"],
-        "python -c 'import nvitop'": (
-            [nvitop_python, "-c", "import nvitop"] if nvitop_python else None
-        ),
-        "nvidia-smi": ["nvidia-smi"] if shutil.which("nvidia-smi") else None,
-    }  # fmt: skip
-    return [Figure(name, _process_ms(words, runs)) for name, words in commands.items()]
+def of_recordings(runs: int) -> list[Figure]:
+    """The slowest of the recorded machines that are sysfs (not the output of a program)."""
+    machines = [
+        path.parent
+        for path in sorted(RECORDED.glob("*/expected.json"))
+        if not list(path.parent.glob("nvidia-smi.*"))
+    ]
+    costs = {root.name: smallest_ms(partial(detect, root), max(3, runs // 5)) for root in machines}
+    if not costs:
+        return [Figure("inventory, recorded machines", None, note="none beside the repository")]
+    slowest = max(costs, key=lambda name: costs[name])
+    what = f"inventory, slowest of {len(costs)} recorded"
+    return [Figure(what, costs[slowest], 60.0, note=slowest)]
 
 
-def _process_ms(words: Sequence[str] | None, runs: int) -> float | None:
+def of_programs(one_card: Path, nvitop_python: str | None, runs: int) -> list[Figure]:
+    """Ours to the last number, others' up to before the first, each as whole processes."""
+    python = sys.executable
+    if nvitop_python is None and importlib.util.find_spec("nvitop"):
+        nvitop_python = python
+    ours = [python, "-m", "flexlab", "gpus", "--json", "--sysroot", str(one_card)]
+    helper = [python, "-m", "flexlab.gpus.watch", "--count", "1", "--sysroot", str(one_card)]
+    nvidia_smi = shutil.which("nvidia-smi")
+    commands: dict[str, list[str] | None] = {
+        "python -c pass": [python, "-c", "pass"],
+        "flexlab gpus --json, one card": ours,
+        "flexlab.gpus.watch --count 1, one card": helper,
+        "import flexlab.gpus.inventory": [python, "-c", "import flexlab.gpus.inventory"],
+        "import pynvml": [python, "-c", "import pynvml"],
+        "import nvitop": [nvitop_python, "-c", "import nvitop"] if nvitop_python else None,
+        "nvitop --version": [nvitop_python, "-m", "nvitop", "--version"] if nvitop_python else None,
+        "nvidia-smi": [nvidia_smi] if nvidia_smi else None,
+    }
+    return [_of_program(name, words, max(3, runs // 5)) for name, words in commands.items()]
+
+
+def _of_program(name: str, words: Sequence[str] | None, runs: int) -> Figure:
     if words is None:
-        return None
-
-    def run() -> None:
-        subprocess.run(words, check=True, stdout=subprocess.DEVNULL, cwd=REPOSITORY)
-
-    return smallest_ms(run, max(3, runs // 5))
+        return Figure(name, None, note="not installed")
+    run = partial(
+        subprocess.run, words, check=True, cwd=REPOSITORY, timeout=60,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        return Figure(name, smallest_ms(run, runs))
+    except (OSError, subprocess.SubprocessError) as error:
+        return Figure(name, None, note=f"does not run here ({type(error).__name__})")
 
 
 def main() -> None:
@@ -133,17 +161,17 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         figures = of_machines(Path(folder), options.runs)
-    figures += of_programs(options.nvitop_python, options.runs)
+        figures += of_recordings(options.runs)
+        root = one_card(Path(folder) / "for-programs").root
+        figures += of_programs(root, options.nvitop_python, options.runs)
     if options.json:
-        answer: dict[str, Any] = {
-            one.what: {"ms": one.ms, "goal_ms": one.goal_ms} for one in figures
-        }
-        print(json.dumps(answer))
+        print(json.dumps({one.what: one._asdict() for one in figures}, indent=2))
         return
+    print(f"{'':44} {'ms':>8} {'goal':>6}")
     for one in figures:
-        ms = "not installed" if one.ms is None else f"{one.ms:8.2f} ms"
-        goal = "" if one.goal_ms is None else f"   goal {one.goal_ms:g} ms"
-        print(f"{one.what:44} {ms}{goal}")
+        ms = "-" if one.ms is None else f"{one.ms:.2f}"
+        goal = "" if one.goal_ms is None else f"{one.goal_ms:g}"
+        print(f"{one.what:44} {ms:>8} {goal:>6}  {one.note}".rstrip())
 
 
 if __name__ == "__main__":

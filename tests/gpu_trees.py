@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 GIB = 2**30
 MIB = 2**20
@@ -332,7 +333,7 @@ def _xml_memory(memory: tuple[str, str]) -> str:
     return f"<fb_memory_usage><total>{total}</total><used>{used}</used></fb_memory_usage>"
 
 
-APU = {
+APU: dict[str, Any] = {
     "device": 0x164E,
     "revision": 0xC1,
     "gfx": 100306,

@@ -18,7 +18,6 @@ from gpu_trees import APU, GIB, Tree, nvidia_row, nvidia_xml_card
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flexlab.gpus import files
 from flexlab.gpus.inventory import detect
 from flexlab.spec.machine import RAM_POOL, Gpu, Machine
 
@@ -197,9 +196,9 @@ def _fail(patch: pytest.MonkeyPatch, path: Path, code: int, *, late: bool) -> No
             raise error()
         return real_list(name)
 
-    patch.setattr(files.os, "open", open_)
-    patch.setattr(files.os, "read", read)
-    patch.setattr(files.os, "listdir", listdir)
+    patch.setattr(os, "open", open_)
+    patch.setattr(os, "read", read)
+    patch.setattr(os, "listdir", listdir)
 
 
 def of_cards(tree: Tree, *, folders: bool = False) -> list[Path]:
