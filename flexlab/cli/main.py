@@ -29,6 +29,7 @@ from flexlab.core.text import os_sentence
 VERBS: Final[dict[str, dict[str, str]]] = {
     "Models": {
         "up": "Start a model and wait until it answers.",
+        "plan": "Say what would be launched here, and why.",
         "run": "Ask a model one thing, or chat with it.",
         "down": "Stop models.",
         "ps": "Show what runs, and why.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from typing import Annotated, cast
 
 import typer
@@ -91,13 +92,13 @@ def up(
         _tell(ready, probe, says_hold=keep is not None or pin is not None)
 
 
-def runtime_name(word: str | None) -> RuntimeName | None:
+def runtime_name(word: str | None, known: Sequence[str] = RUNTIMES) -> RuntimeName | None:
     """Raises UsageError with the names that there are."""
-    if word is None or word in RUNTIMES:
+    if word is None or word in known:
         return cast("RuntimeName | None", word)
     raise UsageError(
-        f"runtime {word!r} is not in this version; there is: {', '.join(RUNTIMES)}",
-        f"--runtime {RUNTIMES[0]}, or no --runtime at all",
+        f"runtime {word!r} is not in this version; there is: {', '.join(known)}",
+        f"--runtime {known[0]}, or no --runtime at all",
     )
 
 

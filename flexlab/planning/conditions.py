@@ -177,6 +177,6 @@ def _cpu_flags(name: str, embedded: Embedded, cpu: Cpu, arch: str) -> Iterator[P
             code="cpu_flags_missing",
             message=f"this CPU ({cpu.name or 'model unknown'}) lacks {', '.join(missing)}, which "
             f"the embedded {name} engine is compiled for",
-            hint="run it on a newer CPU; a virtual machine may hide flags that its host has "
-            "(choose the CPU type host)",
+            hint="--runtime docker has an image for older CPUs; a virtual machine may hide flags "
+            "that its host has (choose the CPU type host)",
         )

@@ -21,11 +21,12 @@ from flexlab.core.yaml import KeyPath, dump, load, report
 from flexlab.recipes.backend_schema import BackendRecipe
 from flexlab.recipes.certificate_schema import Certificate
 from flexlab.recipes.derive import derive
+from flexlab.recipes.gpu_schema import GpuRecipe
 from flexlab.recipes.schema import ModelRecipe
 from flexlab.recipes.shelf import RecipeFile, Shelf, Skipped, read
 from flexlab.recipes.words import means_source, source_of
 
-MODELS, BACKENDS, CERTIFICATES = "models", "backends", "certificates"
+MODELS, BACKENDS, CERTIFICATES, GPUS = "models", "backends", "certificates", "gpus"
 A = TypeVar("A", ModelRecipe, BackendRecipe)
 """What has aliases."""
 _BACKEND_KEYS = {"ready", "times", "routes"}
@@ -38,6 +39,10 @@ class Catalogue:
         self._models = Shelf(ModelRecipe, MODELS, shipped, user)
         self._backends = Shelf(BackendRecipe, BACKENDS, shipped, user)
         self._certificates = Shelf(Certificate, CERTIFICATES, shipped, user)
+        self._gpus = Shelf(GpuRecipe, GPUS, shipped, user)
+        self._by_arch: dict[str, GpuRecipe] | None = None
+        self._orphans: list[Skipped] = []
+        """GPU recipes whose parent is none."""
         self._model_aliases: _Aliases | None = None
         self._backend_aliases: _Aliases | None = None
 
@@ -57,6 +62,41 @@ class Catalogue:
     def backends(self) -> list[BackendRecipe]:
         """Every usable backend recipe by name."""
         return list(self._backends.all())
+
+    def gpus(self) -> list[GpuRecipe]:
+        """Every GPU recipe of at least one arch, with all that it extends."""
+        return list({recipe.name: recipe for recipe in self._archs().values()}.values())
+
+    def gpu(self, arch: str | None) -> GpuRecipe | None:
+        """What is known of an arch; None where there is no recipe for it."""
+        return self._archs().get(arch) if arch is not None else None
+
+    def _archs(self) -> dict[str, GpuRecipe]:
+        """A user's recipe for an arch stands before a shipped one, whatever its name."""
+        if self._by_arch is None:
+            found: dict[str, GpuRecipe] = {}
+            known = sorted(self._gpus.all(), key=lambda one: self._gpus.files[one.name].origin)
+            for recipe in known:  # "shipped" sorts before "user"
+                try:
+                    found |= dict.fromkeys(recipe.archs, self._whole(recipe, ()))
+                except RecipeError as failure:
+                    file = self._gpus.files[recipe.name].path
+                    self._orphans.append(Skipped(file, failure.message))
+            self._by_arch = found
+        return self._by_arch
+
+    def _whole(self, recipe: GpuRecipe, below: tuple[str, ...]) -> GpuRecipe:
+        """With its parents' blocks. Raises RecipeError for a parent that is none."""
+        parent = recipe.extends
+        if parent is None:
+            return recipe
+        where = self._gpus.where(recipe.name, ("extends",))
+        if parent in (*below, recipe.name):
+            raise RecipeError(f"{where}: {recipe.name} extends itself, by way of {parent}")
+        if parent not in self._gpus.files:
+            near_ones = did_you_mean(parent, list(self._gpus.files))
+            raise RecipeError(f"{where}: there is no GPU recipe {parent!r}{near_ones}")
+        return recipe.extending(self._whole(self._gpus.get(parent), (*below, recipe.name)))
 
     def certificates(self) -> list[Certificate]:
         """Every complete certificate by name; a wrong file certifies nothing."""
@@ -124,10 +164,13 @@ class Catalogue:
     @property
     def problems(self) -> list[Skipped]:
         """Files, and aliases, that are left out because they are wrong. Reads every file."""
+        self._archs()
         return [
+            *self._orphans,
             *self._models.problems(),
             *self._backends.problems(),
             *self._certificates.problems(),
+            *self._gpus.problems(),
             *self._aliases_of_models().clashes,
         ]
 
@@ -180,7 +223,7 @@ def _naming(uri: str, recipes: Iterable[ModelRecipe]) -> ModelRecipe | None:
     return None
 
 
-def check_file(file: Path) -> ModelRecipe | BackendRecipe | Certificate:
+def check_file(file: Path) -> ModelRecipe | BackendRecipe | Certificate | GpuRecipe:
     """Read one recipe file, wherever it lies. Raises RecipeError with all that is wrong.
 
     Its kind is told by the folder (`models`, `backends`), else by what it holds. An alias that
@@ -191,6 +234,8 @@ def check_file(file: Path) -> ModelRecipe | BackendRecipe | Certificate:
     shipped = paths.shipped_dir("recipes").resolve()
     found = RecipeFile(file, "shipped" if shipped in resolved.parents else "user")
     kind = resolved.parent.name
+    if kind == GPUS:
+        return read(GpuRecipe, found)[0]
     if kind == CERTIFICATES:
         return read(Certificate, found)[0]
     if kind not in (MODELS, BACKENDS):

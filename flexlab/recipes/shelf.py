@@ -14,10 +14,11 @@ from flexlab.core.validate import judge, named
 from flexlab.core.yaml import Document, KeyPath, load, report
 from flexlab.recipes.backend_schema import BackendRecipe
 from flexlab.recipes.certificate_schema import Certificate
+from flexlab.recipes.gpu_schema import GpuRecipe
 from flexlab.recipes.schema import ModelRecipe, contradictions
 
 Origin = Literal["shipped", "user"]
-R = TypeVar("R", ModelRecipe, BackendRecipe, Certificate)
+R = TypeVar("R", ModelRecipe, BackendRecipe, Certificate, GpuRecipe)
 
 
 @dataclass(frozen=True, slots=True)
