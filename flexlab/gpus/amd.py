@@ -6,20 +6,21 @@ Any of them may be missing: a container without /sys/class/drm, a kernel without
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from flexlab.gpus import access, amd_memory, kfd
+from flexlab.gpus.amd_problems import KFD, limits, unusable
 from flexlab.gpus.amd_readings import AmdSource, is_asleep
 from flexlab.gpus.bus import Bus, Device, DrmNode, completed
-from flexlab.gpus.problems import asleep, denied, no_driver, not_compute, passed_on
+from flexlab.gpus.problems import asleep, not_compute
 from flexlab.gpus.source import Found, Source
 from flexlab.gpus.tables import Card, card_for
-from flexlab.spec.machine import Gpu, Problem
-
-KFD = "/dev/kfd"
+from flexlab.spec.machine import Gpu
 
 
 class Parts(NamedTuple):
@@ -49,27 +50,34 @@ def find(root: Path, bus: Bus) -> Found:
             found.findings.append(not_compute(card.name, parts.slot))
         else:
             found.gpus.append(_gpu(root, parts, card))
-    return found
+    return Found(list(_distinct(found.gpus)), found.findings)
 
 
 def sources(root: Path, gpus: Sequence[Gpu]) -> list[Source]:
     """Live readings of every AMD GPU whose card shows files."""
     found: list[Source] = []
+    cards = {_address(gpu.pci_slot): gpu.card for gpu in gpus if gpu.pci_slot and gpu.card}
     for gpu in gpus:
-        folder = _sensor_folder(root, gpu)
+        folder = _sensor_folder(root, gpu, cards)
         if gpu.vendor == "amd" and folder is not None and gpu.driver == "amdgpu":
             found.append(AmdSource(gpu.id, folder, own_memory="#" not in gpu.id))
     return found
 
 
-def _sensor_folder(root: Path, gpu: Gpu) -> Path | None:
-    """The card's device folder. Partitions have their card's sensors: function 0 of the slot."""
-    if gpu.card is not None:
-        return root / "sys/class/drm" / gpu.card / "device"
-    if gpu.pci_slot is None:
-        return None
-    folder = root / "sys/bus/pci/devices" / f"{_address(gpu.pci_slot)}.0"
-    return folder if folder.is_dir() else None
+def _sensor_folder(root: Path, gpu: Gpu, cards: Mapping[str, str]) -> Path | None:
+    """The card's device folder. Partitions have the sensors of their card, whose address is theirs.
+
+    `cards`: names in DRM by address.
+    """
+    address = _address(gpu.pci_slot) if gpu.pci_slot else None
+    card = gpu.card or (cards.get(address) if address and "#" in gpu.id else None)
+    if card is not None:
+        return root / "sys/class/drm" / card / "device"
+    for slot in (gpu.pci_slot, f"{address}.0") if address else ():
+        folder = root / "sys/bus/pci/devices" / str(slot)
+        if folder.is_dir():
+            return folder
+    return None
 
 
 def _joined(bus: Bus, nodes: Sequence[kfd.Node]) -> Iterator[Parts]:
@@ -77,23 +85,39 @@ def _joined(bus: Bus, nodes: Sequence[kfd.Node]) -> Iterator[Parts]:
     drm_by_slot = {node.device.slot: node for node in bus.drm if node.device.slot}
     drm_by_minor = {node.render_minor: node for node in bus.drm if node.render_minor is not None}
     taken: set[str | None] = set()
-    addresses = Counter(_address(node.slot) for node in nodes if node.slot)
+    partitioned = _partitioned(nodes, {*devices, *drm_by_slot})
     for node in nodes:
         by_minor = drm_by_minor.get(node.render_minor or 0)
         slot = node.slot or (by_minor.device.slot if by_minor else None)
         if slot is None:
             continue  # without an address it cannot be told from the cards of the bus
-        partitioned = addresses[_address(slot)] > 1
         drm = drm_by_slot.get(slot) or (by_minor if by_minor and not by_minor.device.slot else None)
         card_slot = slot if slot in devices or slot in drm_by_slot else f"{_address(slot)}.0"
         taken |= {slot, card_slot}
-        yield Parts(slot, _merged(devices.get(card_slot), drm), drm, node, partitioned)
+        device = _merged(devices.get(card_slot), drm or drm_by_slot.get(card_slot))
+        yield Parts(slot, device, drm, node, _address(slot) in partitioned)
     for known in sorted({*devices, *drm_by_slot} - taken, key=str):
         drm = drm_by_slot.get(known) if known else None
         yield Parts(known, _merged(devices.get(known), drm), drm, None)
-    if not devices and not nodes and not drm_by_slot:
+    if not devices and not nodes and all(node.card for node in drm_by_slot.values()):
         # A card that tells no address is one only where nothing else is there that it could be.
         yield from (Parts(None, n.device, n, None) for n in bus.drm if not n.device.slot and n.card)
+
+
+def _partitioned(nodes: Sequence[kfd.Node], functions: Set[str | None]) -> set[str]:
+    """Addresses whose nodes are partitions of one card, not functions of their own on the bus.
+
+    Virtual functions that are passed to a guest may share an address, too.
+    """
+    slots_at: defaultdict[str, list[str]] = defaultdict(list)
+    for node in nodes:
+        if node.slot:
+            slots_at[_address(node.slot)].append(node.slot)
+    return {
+        address
+        for address, slots in slots_at.items()
+        if len(slots) > 1 and not (len(set(slots)) == len(slots) and functions >= set(slots))
+    }
 
 
 def _merged(device: Device | None, drm: DrmNode | None) -> Device | None:
@@ -120,8 +144,8 @@ def _gpu(root: Path, parts: Parts, card: Card) -> Gpu:
     memory = amd_memory.read(parts.folder, node, card, is_partition=parts.is_partition)
     sleeping = driver == "amdgpu" and parts.folder is not None and is_asleep(parts.folder)
     seen = [access.look(root, path) for path in _paths(node, minor)]
-    wrong = _unusable(root, card, driver, device, seen)
-    odd = [*_limits(card, driver, node), *memory.problems, *([asleep()] if sleeping else [])]
+    wrong = unusable(root, driver, device, seen)
+    odd = [*limits(card, driver, node, seen), *memory.problems, *([asleep()] if sleeping else [])]
     return Gpu(
         index=0,
         id=_id(parts, card),
@@ -151,6 +175,14 @@ def _gpu(root: Path, parts: Parts, card: Card) -> Gpu:
     )
 
 
+def _distinct(gpus: Iterable[Gpu]) -> Iterator[Gpu]:
+    """Twins without an address have one name; the second gets a number."""
+    seen: Counter[str] = Counter()
+    for gpu in gpus:
+        seen[gpu.id] += 1
+        yield gpu if seen[gpu.id] == 1 else replace(gpu, id=f"{gpu.id} {seen[gpu.id]}")
+
+
 def _id(parts: Parts, card: Card) -> str:
     if parts.slot is None:
         # Nothing gives an address: at least it is not a number that changes between boots.
@@ -163,45 +195,3 @@ def _id(parts: Parts, card: Card) -> str:
 def _paths(node: kfd.Node | None, minor: int | None) -> list[str]:
     render = [] if minor is None else [f"/dev/dri/renderD{minor}"]
     return [KFD, *render] if node else render
-
-
-def _unusable(
-    root: Path,
-    card: Card,
-    driver: str | None,
-    device: Device | None,
-    seen: Sequence[access.NodeAccess],
-) -> list[Problem]:
-    """Why nothing can run on it; empty where nothing speaks against it."""
-    if driver == "vfio-pci":
-        return [passed_on()]
-    if driver == "radeon":
-        return [
-            Problem(
-                code="radeon_driver",
-                message="the old radeon driver has this card: it gives no compute",
-                hint="GCN 1/2: boot with radeon.si_support=0 amdgpu.si_support=1 "
-                "(or radeon.cik_support=0 amdgpu.cik_support=1) for Vulkan",
-            )
-        ]
-    if driver is None and device is not None and device.unbound:
-        return [no_driver("AMD", "sudo modprobe amdgpu; dmesg | grep amdgpu says why it fails")]
-    if driver not in (None, "amdgpu"):
-        return [no_driver("AMD", f"unbind it from {driver}: amdgpu has to drive it")]
-    return [denied(root, one) for one in seen if one.allowed is False]
-
-
-def _limits(card: Card, driver: str | None, node: kfd.Node | None) -> Iterator[Problem]:
-    """What a usable card cannot do, or what was assumed about it."""
-    if driver == "amdgpu" and node is None:
-        yield Problem(
-            code="no_kfd",
-            message="the kernel shows no KFD node for this card: ROCm cannot use it, Vulkan can",
-            hint="a kernel with CONFIG_HSA_AMD, or a Vulkan backend; GCN 1 and 2 never had ROCm",
-        )
-    if (node is None or node.arch is None) and card.arch is None:
-        yield Problem(
-            code="arch_unknown",
-            message="neither the kernel nor our table says which architecture this is",
-            hint="a newer kernel says it (gfx_target_version); Vulkan works without",
-        )

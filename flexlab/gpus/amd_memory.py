@@ -18,6 +18,18 @@ _FIRMWARE_BYTES = 16 * MIB
 Polaris and older report all of it."""
 _ALL_OF_IT = ("gfx6", "gfx7", "gfx8")
 
+_APU_ARCHS = frozenset({
+    "gfx700", "gfx703", "gfx705", "gfx801", "gfx810", "gfx902", "gfx909", "gfx90c", "gfx1013",
+    "gfx1033", "gfx1035", "gfx1036", "gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153",
+})  # fmt: skip
+_CARD_ARCHS = frozenset({
+    "gfx701", "gfx702", "gfx704", "gfx802", "gfx803", "gfx805", "gfx900", "gfx904", "gfx906",
+    "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1010", "gfx1011", "gfx1012", "gfx1030", "gfx1031",
+    "gfx1032", "gfx1034", "gfx1100", "gfx1101", "gfx1102", "gfx1200", "gfx1201",
+})  # fmt: skip
+"""LLVM's user guide for the AMDGPU backend, table of processors, column dGPU/APU. MI300A, the one
+APU among the gfx942, is known by its id."""
+
 
 class Memory(NamedTuple):
     """None: unknown."""
@@ -29,7 +41,11 @@ class Memory(NamedTuple):
 
 
 def read(folder: Path | None, node: Node | None, card: Card, *, is_partition: bool) -> Memory:
-    """The memory of the GPU whose sysfs folder, KFD node and table row these are."""
+    """The memory of the GPU whose sysfs folder, KFD node and table row these are.
+
+    None of these files wakes a sleeping card: unlike sensors, the kernel knows totals and labels by
+    heart (amdgpu_vram_mgr.c, amdgpu_gtt_mgr.c, amdgpu_pm.c).
+    """
     is_apu = _is_apu(folder, node, card)
     # A partition's card reports the whole card's memory.
     own = None if is_partition else folder
@@ -55,7 +71,7 @@ def _size(folder: Path | None, name: str) -> int | None:
 
 
 def _is_apu(folder: Path | None, node: Node | None, card: Card) -> bool | None:
-    """By the table; else by signs that only one kind has.
+    """By the table; else by an architecture, or signs, that only one kind has.
 
     The northbridge's voltage (`vddnb`) is measured on APUs only, the maker of the VRAM chips and
     the board's number are known of cards only, CPU cores stand in the node of old APUs only.
@@ -63,8 +79,10 @@ def _is_apu(folder: Path | None, node: Node | None, card: Card) -> bool | None:
     """
     if card.is_apu is not None:
         return card.is_apu
-    if node is not None and node.has_cpu:
+    if node is not None and (node.has_cpu or node.arch in _APU_ARCHS):
         return True
+    if node is not None and node.arch in _CARD_ARCHS:
+        return False
     if folder is None:
         return None
     if any(os.path.exists(folder / name) for name in ("mem_info_vram_vendor", "board_info")):

@@ -64,8 +64,9 @@ class AmdSource:
 
 
 def is_asleep(folder: Path) -> bool:
-    """Runtime-suspended. Reading this file wakes nobody; reading a sensor does."""
-    return (read_text(folder / "power/runtime_status") or "").strip() == "suspended"
+    """Runtime-suspended, or on the way. Reading this file wakes nobody; reading a sensor does."""
+    status = (read_text(folder / "power/runtime_status") or "").strip()
+    return status in ("suspended", "suspending")
 
 
 def throttling(path: Path) -> tuple[str, ...]:

@@ -43,7 +43,8 @@ class Node(NamedTuple):
 def read_nodes(root: Path) -> list[Node]:
     """All GPU nodes below `root`, in node order (10 after 9)."""
     folder = root / "sys/class/kfd/kfd/topology/nodes"
-    numbers = sorted(int(name) for name in list_names(folder) if name.isdigit())
+    names = (name for name in list_names(folder) if name.isascii() and name.isdigit())
+    numbers = sorted(int(name) for name in names)
     nodes: list[Node] = []
     for number in numbers:
         node = _node(folder / str(number), number, hip_index=len(nodes))
@@ -64,7 +65,7 @@ def _node(folder: Path, number: int, hip_index: int) -> Node | None:
         hip_index=hip_index,
         gpu_id=read_count(folder / "gpu_id") or None,
         slot=None if location is None else _slot(found.get("domain", 0), location),
-        pci_id=f"1002:{device:04x}" if device else None,
+        pci_id=f"1002:{device:04x}" if device and device <= 0xFFFF else None,
         arch=gfx_name(version) if version else None,
         # Not array_count * cu_per_simd_array, which counts fused-off units.
         cu_count=simds // (found.get("simd_per_cu") or _OLD_SIMD_PER_CU),
