@@ -24,6 +24,7 @@ SYSROOT = "--sysroot"
 """The option whose value is a folder."""
 TAKES = {
     "up": (MODELS, 1),
+    "plan": (MODELS, 1),
     "run": (MODELS, 1),
     "pull": (MODELS, None),
     "rm": (MODELS, None),
@@ -138,7 +139,7 @@ _flexlab() {{
 {members}{takes}            "recipes check:"*) compopt -o default 2>/dev/null ;;
         esac
         case "$verb:$given" in
-            up:0|run:0|pull:*|"recipes show:0") compopt -o default 2>/dev/null ;;
+            up:0|plan:0|run:0|pull:*|"recipes show:0") compopt -o default 2>/dev/null ;;
         esac
     fi
     COMPREPLY=($(compgen -W "$words" -- "$current"))
