@@ -22,7 +22,7 @@ from flexlab.gpus.inventory import detect
 from flexlab.spec.machine import RAM_POOL, Gpu, Machine
 
 FEW = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    max_examples=45, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
 
 AMD_CARDS: dict[str, dict[str, Any]] = {
