@@ -14,8 +14,9 @@ from flexlab.gpus.arch import gfx_name
 from flexlab.gpus.files import fields, list_names, read_count, read_text
 
 _AMD = 0x1002
-_OLD_SIMD_PER_CU = 4
-"""Of every generation whose kernels do not say it (GCN)."""
+_GCN_SIMD_PER_CU = 4
+_RDNA_VERSION = 100_000
+"""Since RDNA it is no longer 4, so a kernel has to say it."""
 _VRAM_HEAPS = (1, 2)
 """Frame buffer, visible to the CPU or not. 0 is system memory, 3 and up are scratch areas."""
 
@@ -67,13 +68,19 @@ def _node(folder: Path, number: int, hip_index: int) -> Node | None:
         slot=None if location is None else _slot(found.get("domain", 0), location),
         pci_id=f"1002:{device:04x}" if device and device <= 0xFFFF else None,
         arch=gfx_name(version) if version else None,
-        # Not array_count * cu_per_simd_array, which counts fused-off units.
-        cu_count=simds // (found.get("simd_per_cu") or _OLD_SIMD_PER_CU),
+        cu_count=_cu_count(simds, found.get("simd_per_cu"), version),
         render_minor=found.get("drm_render_minor") or None,
         unique_id=found.get("unique_id") or None,
         bank_bytes=_bank_bytes(folder / "mem_banks"),
         has_cpu=bool(found.get("cpu_cores_count")),
     )
+
+
+def _cu_count(simds: int, per_cu: int | None, version: int | None) -> int | None:
+    """Not array_count * cu_per_simd_array, which counts fused-off units."""
+    if not per_cu and (version or 0) < _RDNA_VERSION:
+        per_cu = _GCN_SIMD_PER_CU
+    return simds // per_cu or None if per_cu else None
 
 
 def _slot(domain: int, location: int) -> str:
