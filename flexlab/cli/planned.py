@@ -154,7 +154,17 @@ def _complain(found: Candidates) -> None:
 def _with_runtime(
     root: Path, wishes: Wishes, setting: RuntimeName | None
 ) -> tuple[Wishes, list[Problem]]:
-    """Of another machine nobody can say what runs on it: docker is assumed, aloud."""
+    """Of another machine nobody can say what runs on it: docker is assumed, aloud.
+
+    What `up` of this version would not start is said, too.
+    """
+    if root == HERE and wishes.runtime == "docker":
+        planned_only = Problem(
+            code="runtime_planned_only",
+            message="this version plans containers and does not start them yet",
+            hint="--runtime process plans what flexlab up would start",
+        )
+        return wishes, [planned_only]
     if root == HERE or wishes.runtime is not None or setting is not None:
         return wishes, []
     problem = Problem(

@@ -117,3 +117,8 @@ def test_people_read_sentences(flexlab_here: Flexlab, cpu_only: str) -> None:
     assert done.returncode == 0
     assert done.stdout.startswith("smollm2-135m: would start\n")
     assert "runtime_assumed" in done.stdout
+
+
+def test_a_container_that_up_would_not_start_yet_is_planned_aloud(plan: Plan) -> None:
+    told = plan("--runtime", "docker")
+    assert "runtime_planned_only" in {problem["code"] for problem in told["problems"]}
