@@ -1,19 +1,28 @@
 """Intel GPUs by sysfs: PCI and DRM say who is there; sysfs has neither VRAM nor load.
 
-The total of a card's memory is the table's; what is used comes from the processes' fdinfo (see
-holders). Power is an energy counter, so it is known from the second reading on.
+The total of a card's memory is the driver's word, else the table's; who uses it is told by the
+processes' fdinfo (see holders). Power is an energy counter, so it is known from the second reading
+on.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from flexlab.gpus import access, hwmon
+from flexlab.gpus import access, hwmon, intel_memory
 from flexlab.gpus.bus import Bus, Device, DrmNode, completed
 from flexlab.gpus.files import list_names, read_count, read_text
-from flexlab.gpus.problems import denied, memory_unknown, no_driver, not_compute, passed_on
+from flexlab.gpus.problems import (
+    asleep,
+    denied,
+    memory_unknown,
+    no_driver,
+    not_compute,
+    passed_on,
+)
 from flexlab.gpus.source import Found, Source
 from flexlab.gpus.tables import Card, card_for
 from flexlab.spec.machine import Gpu, GpuReading, Problem
@@ -58,8 +67,14 @@ def _gpu(root: Path, device: Device, node: DrmNode | None, card: Card) -> Gpu:
     minor = node.render_minor if node else None
     seen = [] if minor is None else [access.look(root, f"/dev/dri/renderD{minor}")]
     wrong = _unusable(root, device, seen)
-    vram = None if integrated else _memory(root, node, card)
+    folder = node.device.folder if node and node.card else device.folder
+    sleeping = device.driver in DRIVERS and _is_asleep(folder)
+    vram = None
+    if not integrated:
+        asked = [] if wrong or sleeping or root != Path("/") else seen
+        vram = _told_memory(root, node) or _asked_memory(device, asked) or card.vram_bytes
     odd = [] if vram or integrated else [memory_unknown()]
+    odd += [asleep()] if sleeping else []
     return Gpu(
         index=0,
         id=device.slot or f"intel:{card.name or 'GPU'}",
@@ -78,22 +93,36 @@ def _gpu(root: Path, device: Device, node: DrmNode | None, card: Card) -> Gpu:
         problems=(*wrong, *odd),
         unified=bool(integrated),
         revision=device.revision,
+        asleep=sleeping,
         nodes=tuple(one.node for one in seen),
     )
 
 
 def _on_the_cpu(slot: str | None) -> bool | None:
-    """Integrated graphics have been function 0 of device 2 on bus 0 since the i810."""
-    return None if slot is None else slot.endswith(":00:02.0")
+    """Integrated graphics have been device 2 on bus 0 since the i810; other functions than 0 are
+    shares of it for virtual machines."""
+    return None if slot is None else slot.rpartition(".")[0].endswith(":00:02")
 
 
-def _memory(root: Path, node: DrmNode | None, card: Card) -> int | None:
+def _is_asleep(device: Path) -> bool:
+    """Runtime-suspended. Reading this file wakes nobody; reading a sensor does."""
+    return (read_text(device / "power/runtime_status") or "").strip() == "suspended"
+
+
+def _told_memory(root: Path, node: DrmNode | None) -> int | None:
     if node is not None and node.card is not None:
         folder = root / "sys/class/drm" / node.card
         for name in _MEMORY_FILES:
             if total := read_count(folder / name):
                 return total
-    return card.vram_bytes
+    return None
+
+
+def _asked_memory(device: Device, nodes: Sequence[access.NodeAccess]) -> int | None:
+    for one in nodes:
+        if one.allowed and device.driver in DRIVERS:
+            return intel_memory.read_total(one.node.path, device.driver)
+    return None
 
 
 def _unusable(root: Path, device: Device, seen: Sequence[access.NodeAccess]) -> list[Problem]:
@@ -118,12 +147,20 @@ def sources(root: Path, gpus: Sequence[Gpu]) -> list[Source]:
 class IntelSource:
     """Keeps the last state of the energy counters, which power is made of."""
 
-    def __init__(self, gpu_id: str, folder: Path, driver: str | None) -> None:
+    def __init__(
+        self,
+        gpu_id: str,
+        folder: Path,
+        driver: str | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`folder`: the card's in class/drm; clocks of i915 stand beside the device's link."""
         self._gpu_id = gpu_id
         self._folder = folder
         self._device = folder / "device"
         self._driver = driver
+        self._clock = clock
         self._sensors: hwmon.Hwmon | None = None
         self._energy: dict[Path, tuple[float, int]] = {}
 
@@ -133,11 +170,12 @@ class IntelSource:
 
     def read(self) -> GpuReading:
         """See source.Source."""
-        if (read_text(self._device / "power/runtime_status") or "").strip() == "suspended":
+        if _is_asleep(self._device):
             self._energy.clear()
             return GpuReading(asleep=True)
         numbers: dict[str, float] = {}
-        if self._sensors is None:
+        # Looked up when it is read: a reset card gets a new hwmon number.
+        if self._sensors is None or not os.path.isdir(self._sensors.folder):
             self._sensors = hwmon.find(self._device, self._driver)
         if self._sensors is not None:
             numbers |= hwmon.read(self._sensors)
@@ -152,18 +190,18 @@ class IntelSource:
         return GpuReading(numbers=numbers)
 
     def _watts(self, folder: Path) -> float | None:
-        """From the first energy counter that counts: on xe the card's may stay at 0 while the
-        package's moves. None at the first reading, and when a counter went backwards."""
+        """From the first energy counter that moves: on xe the card's may stand still while the
+        package's counts. None at the first reading, and when a counter went backwards."""
         found = None
         for name in list_names(folder):
             if not (name.startswith("energy") and name.endswith("_input")):
                 continue
             path = folder / name
-            now, micro_j = time.monotonic(), read_count(path)
+            now, micro_j = self._clock(), read_count(path)
             if not micro_j:
                 continue
             before = self._energy.get(path)
             self._energy[path] = (now, micro_j)
-            if before and now > before[0] and micro_j >= before[1] and found is None:
+            if before and now > before[0] and micro_j > before[1] and found is None:
                 found = (micro_j - before[1]) / (now - before[0]) / 1_000_000
         return found
