@@ -7,10 +7,13 @@ is never opened to find out: opening a render node wakes a sleeping card.
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import NamedTuple
 
 from flexlab.spec.machine import DeviceNode
+
+_GROUP_RW = stat.S_IRGRP | stat.S_IWGRP
 
 
 class NodeAccess(NamedTuple):
@@ -19,6 +22,8 @@ class NodeAccess(NamedTuple):
     node: DeviceNode
     exists: bool | None
     allowed: bool | None
+    by_group: bool = True
+    """Its group may open it, and is not root's: joining that group is the mend."""
 
 
 def look(root: Path, path: str) -> NodeAccess:
@@ -33,7 +38,8 @@ def look(root: Path, path: str) -> NodeAccess:
         # A folder on the way may not be searched, so the node cannot be opened either.
         return NodeAccess(DeviceNode(path=path), None, False)
     allowed = os.access(below, os.R_OK | os.W_OK)
-    return NodeAccess(DeviceNode(path=path, gid=found.st_gid), True, allowed)
+    by_group = found.st_gid != 0 and found.st_mode & _GROUP_RW == _GROUP_RW
+    return NodeAccess(DeviceNode(path=path, gid=found.st_gid), True, allowed, by_group)
 
 
 def mend(root: Path, access: NodeAccess) -> str:
@@ -44,6 +50,9 @@ def mend(root: Path, access: NodeAccess) -> str:
     path, gid = access.node.path, access.node.gid
     if gid is None:
         return f"ls -l {path} shows who may open it"
+    if not access.by_group:
+        rule = f'KERNEL=="{os.path.basename(path)}", GROUP="render", MODE="0660"'
+        return f"joining its group (gid {gid}) does not help; a udev rule does: {rule}"
     name = _group_name(gid) if root == Path("/") else None
     return f"sudo usermod -aG {name or gid} $USER, then log in again (gid {gid} owns {path})"
 

@@ -17,10 +17,14 @@ from flexlab.gpus import access, amd_memory, kfd
 from flexlab.gpus.amd_problems import KFD, limits, unusable
 from flexlab.gpus.amd_readings import AmdSource, is_asleep
 from flexlab.gpus.bus import Bus, Device, DrmNode, completed
+from flexlab.gpus.files import read_text
 from flexlab.gpus.problems import asleep, not_compute
 from flexlab.gpus.source import Found, Source
 from flexlab.gpus.tables import Card, card_for
 from flexlab.spec.machine import Gpu
+
+_DIVIDED = ("DPX", "TPX", "QPX", "CPX")
+"""Compute partition modes with more than one partition; SPX is the whole card."""
 
 
 class Parts(NamedTuple):
@@ -95,7 +99,8 @@ def _joined(bus: Bus, nodes: Sequence[kfd.Node]) -> Iterator[Parts]:
         card_slot = slot if slot in devices or slot in drm_by_slot else f"{_address(slot)}.0"
         taken |= {slot, card_slot}
         device = _merged(devices.get(card_slot), drm or drm_by_slot.get(card_slot))
-        yield Parts(slot, device, drm, node, _address(slot) in partitioned)
+        part = _address(slot) in partitioned or _is_divided(device)
+        yield Parts(slot, device, drm, node, is_partition=part)
     for known in sorted({*devices, *drm_by_slot} - taken, key=str):
         drm = drm_by_slot.get(known) if known else None
         yield Parts(known, _merged(devices.get(known), drm), drm, None)
@@ -107,7 +112,8 @@ def _joined(bus: Bus, nodes: Sequence[kfd.Node]) -> Iterator[Parts]:
 def _partitioned(nodes: Sequence[kfd.Node], functions: Set[str | None]) -> set[str]:
     """Addresses whose nodes are partitions of one card, not functions of their own on the bus.
 
-    Virtual functions that are passed to a guest may share an address, too.
+    Virtual functions that are passed to a guest may share an address, too. A container may be
+    allowed to read a single partition's node.
     """
     slots_at: defaultdict[str, list[str]] = defaultdict(list)
     for node in nodes:
@@ -116,8 +122,15 @@ def _partitioned(nodes: Sequence[kfd.Node], functions: Set[str | None]) -> set[s
     return {
         address
         for address, slots in slots_at.items()
-        if len(slots) > 1 and not (len(set(slots)) == len(slots) and functions >= set(slots))
+        if (len(slots) > 1 and not (len(set(slots)) == len(slots) and functions >= set(slots)))
+        or (f"{address}.0" in functions and not functions >= set(slots))
     }
+
+
+def _is_divided(device: Device | None) -> bool:
+    """The card says that it works as several GPUs, also where only one of them is shown."""
+    mode = read_text(device.folder / "current_compute_partition") if device else None
+    return (mode or "").strip() in _DIVIDED
 
 
 def _merged(device: Device | None, drm: DrmNode | None) -> Device | None:
