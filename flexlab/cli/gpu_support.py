@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from flexlab.spec.machine import Gpu
+from flexlab.spec.plan import Support
 
 if TYPE_CHECKING:
     from flexlab.recipes.catalogue import Catalogue
-
-Support = Literal["unknown"]
-"""GPU recipes bring the other words: how far a backend goes on an arch, and by what evidence."""
+    from flexlab.recipes.gpu_schema import GpuSupport
 
 
 class BackendSupport(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,14 +20,23 @@ class BackendSupport(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     support: Support
     because: str
+    """The note where there is one, else the reason; with the evidence."""
 
 
 def backend_support(catalogue: Catalogue, gpu: Gpu) -> list[BackendSupport]:
-    """One answer for each backend recipe. Without a GPU recipe nothing is claimed."""
-    arch = gpu.arch or "a card of unknown arch"
+    """One answer for each backend recipe. Raises RecipeError when the arch's recipe is wrong."""
+    recipe = catalogue.gpu(gpu.arch)
+    nothing = f"nothing is known of it on {gpu.arch or 'a card of unknown arch'}"
     return [
-        BackendSupport(
-            backend=backend.name, support="unknown", because=f"no GPU recipe for {arch} yet"
-        )
+        _answer(backend.name, recipe.support_of(backend.name) if recipe else None, nothing)
         for backend in catalogue.backends()
     ]
+
+
+def _answer(backend: str, stated: GpuSupport | None, nothing: str) -> BackendSupport:
+    if stated is None:
+        return BackendSupport(backend=backend, support="unknown", because=nothing)
+    told = (stated.note or stated.reason).removesuffix(".")
+    return BackendSupport(
+        backend=backend, support=stated.level, because=f"{told} ({stated.evidence})"
+    )

@@ -18,6 +18,7 @@ from flexlab.core.near import did_you_mean, near
 from flexlab.core.text import clean_line
 from flexlab.core.validate import named
 from flexlab.core.yaml import KeyPath, dump, load, report
+from flexlab.recipes.archs import Archs
 from flexlab.recipes.backend_schema import BackendRecipe
 from flexlab.recipes.certificate_schema import Certificate
 from flexlab.recipes.derive import derive
@@ -40,9 +41,7 @@ class Catalogue:
         self._backends = Shelf(BackendRecipe, BACKENDS, shipped, user)
         self._certificates = Shelf(Certificate, CERTIFICATES, shipped, user)
         self._gpus = Shelf(GpuRecipe, GPUS, shipped, user)
-        self._by_arch: dict[str, GpuRecipe] | None = None
-        self._orphans: list[Skipped] = []
-        """GPU recipes whose parent is none."""
+        self._archs = Archs(self._gpus)
         self._model_aliases: _Aliases | None = None
         self._backend_aliases: _Aliases | None = None
 
@@ -64,39 +63,15 @@ class Catalogue:
         return list(self._backends.all())
 
     def gpus(self) -> list[GpuRecipe]:
-        """Every GPU recipe of at least one arch, with all that it extends."""
-        return list({recipe.name: recipe for recipe in self._archs().values()}.values())
+        """Every usable GPU recipe of at least one arch by name, with all that it extends."""
+        return self._archs.all()
 
     def gpu(self, arch: str | None) -> GpuRecipe | None:
-        """What is known of an arch; None where there is no recipe for it."""
-        return self._archs().get(arch) if arch is not None else None
+        """What is known of an arch, with all that its recipe extends; None where there is none.
 
-    def _archs(self) -> dict[str, GpuRecipe]:
-        """A user's recipe for an arch stands before a shipped one, whatever its name."""
-        if self._by_arch is None:
-            found: dict[str, GpuRecipe] = {}
-            known = sorted(self._gpus.all(), key=lambda one: self._gpus.files[one.name].origin)
-            for recipe in known:  # "shipped" sorts before "user"
-                try:
-                    found |= dict.fromkeys(recipe.archs, self._whole(recipe, ()))
-                except RecipeError as failure:
-                    file = self._gpus.files[recipe.name].path
-                    self._orphans.append(Skipped(file, failure.message))
-            self._by_arch = found
-        return self._by_arch
-
-    def _whole(self, recipe: GpuRecipe, below: tuple[str, ...]) -> GpuRecipe:
-        """With its parents' blocks. Raises RecipeError for a parent that is none."""
-        parent = recipe.extends
-        if parent is None:
-            return recipe
-        where = self._gpus.where(recipe.name, ("extends",))
-        if parent in (*below, recipe.name):
-            raise RecipeError(f"{where}: {recipe.name} extends itself, by way of {parent}")
-        if parent not in self._gpus.files:
-            near_ones = did_you_mean(parent, list(self._gpus.files))
-            raise RecipeError(f"{where}: there is no GPU recipe {parent!r}{near_ones}")
-        return recipe.extending(self._whole(self._gpus.get(parent), (*below, recipe.name)))
+        Raises RecipeError when the recipe, or one that it extends, is wrong.
+        """
+        return self._archs.get(arch) if arch is not None else None
 
     def certificates(self) -> list[Certificate]:
         """Every complete certificate by name; a wrong file certifies nothing."""
@@ -142,9 +117,11 @@ class Catalogue:
             code="unknown_backend",
         )
 
-    def where(self, recipe: ModelRecipe | BackendRecipe, *path: str | int) -> str:
+    def where(self, recipe: ModelRecipe | BackendRecipe | GpuRecipe, *path: str | int) -> str:
         """`file:line` of a recipe or of one of its keys, or `derived from SOURCE`."""
         key: KeyPath = path or ("name",)
+        if isinstance(recipe, GpuRecipe):
+            return self._archs.where(recipe, key)
         shelf = self._models if isinstance(recipe, ModelRecipe) else self._backends
         if recipe.name in shelf.files:
             return shelf.where(recipe.name, key)
@@ -164,13 +141,12 @@ class Catalogue:
     @property
     def problems(self) -> list[Skipped]:
         """Files, and aliases, that are left out because they are wrong. Reads every file."""
-        self._archs()
         return [
-            *self._orphans,
             *self._models.problems(),
             *self._backends.problems(),
             *self._certificates.problems(),
             *self._gpus.problems(),
+            *self._archs.problems(),
             *self._aliases_of_models().clashes,
         ]
 
@@ -226,7 +202,7 @@ def _naming(uri: str, recipes: Iterable[ModelRecipe]) -> ModelRecipe | None:
 def check_file(file: Path) -> ModelRecipe | BackendRecipe | Certificate | GpuRecipe:
     """Read one recipe file, wherever it lies. Raises RecipeError with all that is wrong.
 
-    Its kind is told by the folder (`models`, `backends`), else by what it holds. An alias that
+    Its kind is told by the folder (`models`, `gpus`), else by what it holds. An alias that
     another recipe has is wrong here, though the catalogue can live with it: whoever types it means
     one of the two.
     """
@@ -235,7 +211,7 @@ def check_file(file: Path) -> ModelRecipe | BackendRecipe | Certificate | GpuRec
     found = RecipeFile(file, "shipped" if shipped in resolved.parents else "user")
     kind = resolved.parent.name
     if kind == GPUS:
-        return read(GpuRecipe, found)[0]
+        return _check_gpu(found)
     if kind == CERTIFICATES:
         return read(Certificate, found)[0]
     if kind not in (MODELS, BACKENDS):
@@ -251,6 +227,13 @@ def check_file(file: Path) -> ModelRecipe | BackendRecipe | Certificate | GpuRec
     ]
     if taken:
         raise RecipeError(report(found.shown, taken))
+    return recipe
+
+
+def _check_gpu(file: RecipeFile) -> GpuRecipe:
+    recipe, document = read(GpuRecipe, file)
+    shelf = Shelf(GpuRecipe, GPUS, paths.shipped_dir("recipes"), paths.user_recipes_dir())
+    Archs(shelf).whole(recipe, document.where(("extends",)))
     return recipe
 
 

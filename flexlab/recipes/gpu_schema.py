@@ -25,6 +25,9 @@ from flexlab.recipes.fields import (
 from flexlab.spec.machine import Vendor
 from flexlab.spec.plan import Support
 
+BLOCKS = ("environment", "support", "defaults", "rules")
+"""Keys whose blocks a recipe adds to its parent's."""
+
 
 class GpuEnvironment(Evidenced):
     """Variables for engines on this arch."""
@@ -108,15 +111,13 @@ class GpuRecipe(Strict):
 
     def extending(self, parent: GpuRecipe) -> GpuRecipe:
         """This recipe with its parent's blocks before its own."""
+        both = {name: (*getattr(parent, name), *getattr(self, name)) for name in BLOCKS}
         return self.model_copy(
             update={
                 "extends": None,
                 "vendor": self.vendor or parent.vendor,
                 "memory_reserve": self.memory_reserve or parent.memory_reserve,
-                "environment": (*parent.environment, *self.environment),
-                "support": (*parent.support, *self.support),
-                "defaults": (*parent.defaults, *self.defaults),
-                "rules": (*parent.rules, *self.rules),
+                **both,
             }
         )
 

@@ -209,7 +209,7 @@ def test_the_detail_of_a_card_tells_its_facts_its_pool_and_who_holds_it(show: Sh
         "busy 42%",
         "clock core 2304 MHz",
         "ollama, pid 4711: 1.0G",
-        "llamacpp: unknown, no GPU recipe for gfx1100 yet",
+        "llamacpp: full, All six engines are in use on this arch",
     ):
         assert words in shown.stdout
     assert "someone" not in shown.stdout
@@ -245,7 +245,7 @@ def test_the_detail_as_json_holds_sample_holders_and_backends(show: Show) -> Non
     assert told["gpu"]["id"] == gpu.id
     assert told["sample"]["values"]["busy_percent"] == [42.0, 0.0]
     assert told["holders"] == []
-    assert {backend["support"] for backend in told["backends"]} == {"unknown"}
+    assert {backend["support"] for backend in told["backends"]} == {"full"}
     assert json.loads(show(machine(gpu), "0", "--json").stdout)["holders"] is None
 
 

@@ -20,6 +20,7 @@ from flexlab.recipes import jsonschema
 from flexlab.recipes.backend_schema import BackendRecipe
 from flexlab.recipes.catalogue import Catalogue, check_file
 from flexlab.recipes.certificate_schema import Certificate
+from flexlab.recipes.gpu_schema import GpuRecipe
 from flexlab.recipes.schema import ModelRecipe
 
 SHIPPED = Path(__file__).resolve().parents[2] / "recipes"
@@ -28,6 +29,7 @@ KINDS: dict[str, type[Any]] = {
     "models": ModelRecipe,
     "backends": BackendRecipe,
     "certificates": Certificate,
+    "gpus": GpuRecipe,
 }
 CLAIM = ("evidence", "reason", "source", "date")
 Path_ = tuple[str | int, ...]
