@@ -19,6 +19,8 @@ process asked for."""
 _VRAM = re.compile(r"vram\d*|local\d*")
 _SHARED = re.compile(r"gtt|system\d*|stolen-system\d*")
 _NODE = "/dev/dri/"
+_KEEPERS = frozenset({"systemd-logind", "elogind", "elogind-daemon", "seatd"})
+"""Open a card for a desktop, hand it over, and keep a copy to take it back with."""
 
 
 class Client(NamedTuple):
@@ -41,7 +43,7 @@ class Walk(NamedTuple):
     clients: dict[tuple[str, int], tuple[int, Client]]
     """(slot, client id) -> (pid, client)."""
     unreadable: int
-    """Processes of others, whose files may not be looked at."""
+    """Processes whose files may not be looked at: those of others, and the kernel's threads."""
     complete: bool
     """False: time ran out before the last process."""
 
@@ -49,13 +51,14 @@ class Walk(NamedTuple):
 def walk(root: Path, budget_s: float = 1.0) -> Walk:
     """Every process that has a GPU open.
 
-    A file that several processes share (a parent and its forked workers) is counted once, for the
-    lowest pid: that is nearly always the one that opened it, and no sum counts it twice.
+    A file that several processes share (a parent and its forked workers) is counted once, so that
+    no sum has it twice: for the lowest pid, which is nearly always the one that opened it, unless
+    that one opens cards for others only.
     """
     clients: dict[tuple[str, int], tuple[int, Client]] = {}
     unreadable = 0
     end = time.monotonic() + budget_s
-    for pid in sorted(int(name) for name in list_names(root / "proc") if name.isdigit()):
+    for pid in sorted(pid for name in list_names(root / "proc") if (pid := count(name))):
         if time.monotonic() > end:
             return Walk(clients, unreadable, False)
         folder = os.path.join(root, "proc", str(pid))
@@ -69,8 +72,15 @@ def walk(root: Path, budget_s: float = 1.0) -> Walk:
         for number in _gpu_files(folder, numbers):
             client = parse(read_text(Path(folder, "fdinfo", number)) or "")
             if client is not None:
-                clients.setdefault((client.slot, client.id), (pid, client))
+                key = client.slot, client.id
+                known = clients.get(key)
+                if known is None or (known[0] != pid and _keeps_for_others(root, known[0])):
+                    clients[key] = pid, client
     return Walk(clients, unreadable, True)
+
+
+def _keeps_for_others(root: Path, pid: int) -> bool:
+    return (read_text(root / "proc" / str(pid) / "comm") or "").strip() in _KEEPERS
 
 
 def _gpu_files(folder: str, numbers: list[str]) -> Iterator[str]:

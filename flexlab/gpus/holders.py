@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,10 +13,14 @@ from msgspec.structs import replace
 
 from flexlab.core.text import clean_line
 from flexlab.gpus import fdinfo, kfd
-from flexlab.gpus.files import list_names, read_count, read_text
+from flexlab.gpus.files import count, list_names, read_count, read_text
 from flexlab.spec.machine import Gpu, Holder
 
 _NS = 1_000_000_000
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""The host's (PROC_PID_INIT_INO in Linux include/linux/proc_ns.h)."""
+
+_log = logging.getLogger(__name__)
 
 
 class Scan(NamedTuple):
@@ -27,25 +33,43 @@ class Scan(NamedTuple):
     """Counters for the next scan. A client's number is never given twice, so no pid can be
     mistaken for another."""
     unreadable: int
-    """Processes of other users that could not be looked at: there may be more holders."""
+    """Processes that this user may not look at: there may be more holders."""
     complete: bool
+    """False: time ran out before the last process, or a driver did not give its list."""
 
 
-def scan(root: Path, gpus: Sequence[Gpu], *, previous: Scan | None = None) -> Scan:
+def scan(
+    root: Path,
+    gpus: Sequence[Gpu],
+    *,
+    previous: Scan | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Scan:
     """Look at all processes. With the previous scan, how busy each kept its GPU since."""
-    now = time.monotonic()
-    walked = fdinfo.walk(root) if any(gpu.pci_slot for gpu in gpus) else fdinfo.Walk({}, 0, True)
+    now = clock()
+    # NVIDIA's driver tells nothing in fdinfo.
+    drm = [gpu for gpu in gpus if gpu.pci_slot and gpu.vendor != "nvidia"]
+    walked = fdinfo.walk(root) if drm else fdinfo.Walk({}, 0, True)
     found: dict[tuple[str, int], Holder] = {}
-    _add_drm(found, gpus, walked, previous, now)
+    _add_drm(found, drm, walked, previous, now)
     _add_kfd(found, root, gpus)
-    if any(gpu.vendor == "nvidia" for gpu in gpus):
-        # Only where there is such a card: the driver's library is slow to load.
+    told = _ask_nvidia(root, gpus)
+    named = [_named(root, holder) for holder in (*found.values(), *(told or ()))]
+    complete = walked.complete and told is not None
+    return Scan(tuple(named), now, walked.clients, walked.unreadable, complete)
+
+
+def _ask_nvidia(root: Path, gpus: Sequence[Gpu]) -> list[Holder] | None:
+    """The driver's list; several processes of other containers are all pid 0. None: it failed."""
+    if not any(gpu.vendor == "nvidia" for gpu in gpus):
+        return []  # the driver's library is slow to load
+    try:
         from flexlab.gpus import nvidia
 
-        for holder in nvidia.holders(root, gpus):
-            found[holder.gpu, holder.pid] = holder
-    named = [_named(root, holder) for holder in found.values()]
-    return Scan(tuple(named), now, walked.clients, walked.unreadable, walked.complete)
+        return nvidia.holders(root, gpus)
+    except Exception:  # a detection source: what is wrong with one vendor hides no other's holders
+        _log.debug("NVIDIA's driver did not list its processes", exc_info=True)
+        return None
 
 
 def _add_drm(
@@ -86,7 +110,8 @@ def _loads(before: fdinfo.Client, after: fdinfo.Client, seconds: float) -> dict[
     """Engine -> percent of the time since; one whose counter went backwards is left out."""
     loads = {}
     for engine, ns in after.busy_ns.items():
-        worked = ns - before.busy_ns.get(engine, ns)
+        # amdgpu lists an engine from its first work on, so one that is new was idle.
+        worked = ns - before.busy_ns.get(engine, 0)
         if seconds > 0 and worked >= 0:
             loads[engine] = 100.0 * worked / (seconds * _NS)
     for engine, (mine, whole) in after.cycles.items():
@@ -99,8 +124,8 @@ def _loads(before: fdinfo.Client, after: fdinfo.Client, seconds: float) -> dict[
 def _add_kfd(found: dict[tuple[str, int], Holder], root: Path, gpus: Sequence[Gpu]) -> None:
     """Compute memory that older kernels do not count in fdinfo. The pid is the host's."""
     folder = root / "sys/class/kfd/kfd/proc"
-    pids = [int(name) for name in list_names(folder) if name.isdigit()]
-    if not pids:
+    pids = [pid for name in list_names(folder) if (pid := count(name))]
+    if not pids or not _sees_the_hosts_pids(root):
         return
     by_node = {gpu.kfd_node: gpu.id for gpu in gpus if gpu.kfd_node is not None}
     ids = {node.gpu_id: by_node.get(node.number) for node in kfd.read_nodes(root)}
@@ -113,6 +138,14 @@ def _add_kfd(found: dict[tuple[str, int], Holder], root: Path, gpus: Sequence[Gp
             # Newer kernels count the same memory in both places.
             both = max(vram, holder.vram_bytes or 0)
             found[gpu_id, pid] = replace(holder, vram_bytes=both)
+
+
+def _sees_the_hosts_pids(root: Path) -> bool:
+    """False in a container, where the same number is another process."""
+    try:
+        return os.readlink(root / "proc/self/ns/pid") == _FIRST_PID_NAMESPACE
+    except OSError:
+        return True
 
 
 def _plus(first: int | None, second: int | None) -> int | None:
