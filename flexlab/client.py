@@ -13,6 +13,7 @@ import http.client
 import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlencode
 
@@ -32,6 +33,8 @@ CONNECT_TIMEOUT_S = 5.0
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 90.0
 """Of requests that wait for engines to be drained and stopped."""
+LEAVING_S = 2.0
+"""From the release of the lock to the end of the process; tenths of a second as a rule."""
 POLL_S = 0.05
 STUCK = "daemon_stuck"
 """Code of the error when a daemon lives and says nothing."""
@@ -330,13 +333,29 @@ def _start(say: Say) -> Client:
 
 
 def wait_until_ended(info: DaemonInfo, timeout_s: float) -> bool:
-    """Whether this daemon let go of its lock in time; one that took it over does not count."""
+    """Whether this daemon let go of its lock in time; one that took it over does not count.
+
+    Its process takes a moment longer to go, and is waited for a little: whoever reads that the
+    daemon has ended may look for it.
+    """
     deadline = time.monotonic() + timeout_s
     while lock_is_held() and read_lock_file() in (info, None):
         if time.monotonic() > deadline:
             return False
         time.sleep(POLL_S)
+    last_look = time.monotonic() + LEAVING_S
+    while _is_running(info.pid) and time.monotonic() < last_look:
+        time.sleep(POLL_S)
     return True
+
+
+def _is_running(pid: int) -> bool:
+    """Not: gone, or ended and only waiting for its parent to collect it."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[:1] not in (["Z"], ["X"])
 
 
 def end_if_unused(client: Client, patience_s: float = 5.0) -> bool:

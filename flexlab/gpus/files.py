@@ -45,7 +45,8 @@ def count(text: str | None) -> int | None:
     word = (text or "").strip()
     if not word.isascii() or not word.isdigit() or len(word) > 20:
         return None
-    return int(word)
+    value = int(word)
+    return value if value < 2**64 else None
 
 
 def list_names(folder: Path) -> list[str]:

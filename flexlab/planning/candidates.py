@@ -172,7 +172,8 @@ def _devices(question: Question, variant: LlamaCppVariant) -> devices.Choice:
                 return None
         recipe = question.gpu_recipe(arch)
         known = recipe.support_of(backend.name) if recipe else None
-        return known.level if known else None
+        # That nobody knows is no word about it.
+        return known.level if known and known.level != "unknown" else None
 
     return devices.choose(question.machine, question.wishes.gpu, on_cpu=on_cpu, stated=stated)
 
