@@ -149,16 +149,3 @@ def _daemons(home: Path) -> list[int]:
         if b"serve" in words and str(home).encode() in environ:
             found.append(int(process.name))
     return found
-
-
-def test_a_daemon_that_has_ended_is_gone_and_not_only_deaf(flexlab: Flexlab) -> None:
-    """Its lock is free some tenths of a second before its process is gone."""
-    flexlab("up", "smollm2", "--no-probe")
-    info = client.read_lock_file()
-    assert info is not None
-    assert flexlab("down", "--all", "--daemon").returncode == 0
-    assert not Path(f"/proc/{info.pid}").exists() or _is_a_zombie(info.pid)
-
-
-def _is_a_zombie(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
