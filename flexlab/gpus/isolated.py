@@ -7,22 +7,22 @@ command that read the hardware itself could never end. The parent reads one line
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from flexlab.gpus import inventory, presence
+from flexlab.core.text import os_sentence
+from flexlab.gpus import helper, inventory, presence
 from flexlab.gpus.bus import read_bus
 from flexlab.spec.machine import Machine
 
 DEADLINE_S = 20.0
 """Above every deadline inside: one vendor's search, then one reading of a few cards."""
-_LINE_LIMIT_BYTES = 16 * 1024 * 1024
+_ENDING_S = 0.5
+"""From the end of a child's output to its own."""
 
 
 def detect(
@@ -42,8 +42,11 @@ def detect(
         return inventory.detect(root, **sizes._asdict())
     try:
         return _ask_child(sizes, deadline_s)
-    except (OSError, _NoAnswer) as error:
-        return inventory.detect(root, **sizes._asdict(), silence=str(error))
+    except _NoAnswer as error:
+        why = str(error)
+    except OSError as error:  # no process to be had
+        why = f"failed ({os_sentence(error)})"
+    return inventory.detect(root, **sizes._asdict(), silence=why)
 
 
 class Sizes(NamedTuple):
@@ -58,55 +61,33 @@ class _NoAnswer(Exception):
 
 
 def _ask_child(sizes: Sizes, deadline_s: float) -> Machine:
-    # A session of its own: Ctrl-C ends the command, which then does not wait for the child either.
-    child = subprocess.Popen(
-        [sys.executable, "-m", "flexlab.gpus.isolated", msgspec.json.encode(sizes).decode()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    assert child.stdout is not None
+    words = [sys.executable, "-P", "-m", "flexlab.gpus.isolated"]
+    child = helper.start([*words, msgspec.json.encode(sizes).decode()])
+    with helper.Helper(child) as asked:
+        line = next(asked.lines(deadline_s), b"")
+        if line is None:
+            raise _NoAnswer(f"took longer than {deadline_s:g} s")
+        try:
+            return msgspec.json.decode(line, type=Machine)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise _NoAnswer(_how_it_ended(child)) from error
+
+
+def _how_it_ended(child: subprocess.Popen[bytes]) -> str:
+    """Of a child whose output has ended, or makes no sense."""
     try:
-        line = _one_line(child.stdout.fileno(), time.monotonic() + deadline_s)
-        return msgspec.json.decode(line, type=Machine)
-    except msgspec.DecodeError as error:
-        code = child.poll()
-        raise _NoAnswer(
-            f"crashed (exit code {code})" if code else f"took longer than {deadline_s:.0f} s"
-        ) from error
-    finally:
-        child.kill()
-        child.stdout.close()
-        _forget(child)
+        code = child.wait(timeout=_ENDING_S)
+    except subprocess.TimeoutExpired:
+        code = 0
+    if code < 0:
+        return f"crashed (signal {-code})"
+    return f"failed (exit code {code})" if code else "gave no answer"
 
 
 def _has_gpus(root: Path) -> bool:
     bus = read_bus(root)
     kfd = os.path.isdir(root / "sys/class/kfd/kfd")
     return bool(bus.pci or bus.drm or kfd or presence.nvidia_without_bus(root))
-
-
-def _one_line(descriptor: int, deadline: float) -> bytes:
-    """What came up to a newline, the end, or the deadline."""
-    line = b""
-    while b"\n" not in line and len(line) < _LINE_LIMIT_BYTES:
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
-            break
-        chunk = os.read(descriptor, 65536)
-        if not chunk:
-            break
-        line += chunk
-    return line
-
-
-def _forget(child: subprocess.Popen[bytes]) -> None:
-    """Collects the child if it is gone, and never waits: killed inside a driver call, it stays."""
-    try:
-        child.wait(timeout=0.2)
-    except subprocess.TimeoutExpired:
-        child.returncode = -9  # so that the destructor does not warn; init collects it after us
 
 
 def main(words: list[str]) -> None:
