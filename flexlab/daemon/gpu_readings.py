@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from flexlab.gpus import inventory, pools
+from flexlab.gpus import inventory, pools, problems
 from flexlab.scheduler.scheduler import Scheduler
 from flexlab.spec.instance import ContainerRef, LaunchRecord, MemoryUse, ProcessRef
 from flexlab.spec.lab import HolderView
@@ -29,13 +30,22 @@ FRESH_HOLDERS_S = 3.0
 class GpuReadings:
     """The machine's GPUs with their last values, and who holds their memory."""
 
-    def __init__(self, scheduler: Scheduler, held: Mapping[str, LaunchRecord]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        held: Mapping[str, LaunchRecord],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`held`: instance id -> its launch record, as the launcher keeps them."""
         self._scheduler = scheduler
         self._held = held
+        self._clock = clock
         self._machine: Machine | None = None
         self._sample: Sample | None = None
         self._epoch = -1
+        self._quiet_since: float | None = None
+        """The first tick since which nothing of ours came or went; None: not so at this one."""
         self._settled: set[str] = set()
 
     def begin(self, machine: Machine) -> None:
@@ -61,15 +71,20 @@ class GpuReadings:
         """One tick of the helper, on the loop."""
         before, self._epoch = self._epoch, self._scheduler.epoch
         self._sample = sample
-        quiet = before == self._epoch  # nothing of ours came or went since the tick before
-        fresh = sample.holders_age_s is not None and sample.holders_age_s <= FRESH_HOLDERS_S
+        if before != self._epoch:
+            self._quiet_since = None
+            return
+        now = self._clock()
+        if self._quiet_since is None:
+            self._quiet_since = now
+        age_s = sample.holders_age_s
+        # A scan of before says what was held while a model still loaded, of a card that is full.
+        fresh = age_s is not None and age_s <= min(FRESH_HOLDERS_S, now - self._quiet_since)
         measured = self._measured(sample.holders) if fresh else {}
         ours = {pool for i in self._scheduler.instances.values() for pool in i.claims}
         silent = {part.id for part in sample.gpus if part.stale or part.asleep}
         for gpu in self.gpus():
-            if gpu.id in silent or not quiet:
-                continue
-            for pool in _pools_of(gpu):
+            for pool in _pools_of(gpu) if gpu.id not in silent else ():
                 # Without a fresh scan, what is ours of the use is not known.
                 if fresh or pool.id not in ours:
                     use = measured.get(pool.id, {})
@@ -159,10 +174,28 @@ def _view(holder: Holder, owners: Owners, held: Mapping[str, LaunchRecord]) -> H
 
 
 def _read(gpu: Gpu, part: GpuSample | None) -> Gpu:
+    """`gpu` as the last tick tells it; a helper that got no answer changes nothing else."""
     if part is None:
         return gpu
     numbers = {name: aged.value for name, aged in part.values.items()}
-    return inventory.with_reading(gpu, GpuReading(numbers=numbers, asleep=part.asleep))
+    reading = GpuReading(numbers=numbers, asleep=part.asleep)
+    return inventory.with_reading(gpu if part.stale else _unread(gpu, part.asleep), reading)
+
+
+def _unread(gpu: Gpu, asleep: bool) -> Gpu:
+    """Without the values that detection read: what a card no longer tells is unknown."""
+    others = tuple(problem for problem in gpu.problems if problem.code != "asleep")
+    return replace(
+        gpu,
+        vram_used_bytes=None,
+        gtt_used_bytes=None,
+        busy_percent=None,
+        power_w=None,
+        temps_c={},
+        mig=tuple(replace(part, vram_used_bytes=None) for part in gpu.mig),
+        asleep=asleep,
+        problems=(*others, problems.asleep()) if asleep else others,
+    )
 
 
 def _pools_of(gpu: Gpu) -> list[Pool]:
