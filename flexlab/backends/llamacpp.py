@@ -2,15 +2,16 @@
 
 The embedded engine (`flexlab.engines.llamacpp`), the official images and a pod all take these
 words. Context is stated per request here; llama-server divides `--ctx-size` among its slots, so
-the words carry the product.
+the words carry the product. Options that were renamed are keyed on the build.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import ClassVar, Literal, Self
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from flexlab.backends.base import (
     PLACEHOLDERS,
@@ -20,13 +21,25 @@ from flexlab.backends.base import (
     Site,
     explain_by_patterns,
 )
+from flexlab.backends.model_paths import ModelPath, ModelPaths
 from flexlab.spec.machine import Problem
 from flexlab.spec.plan import API_KEY_FILE, HOST, PORT
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
 
+DeviceNames = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9]*(,[A-Za-z][A-Za-z0-9]*)*$")
+]
+Proportions = Annotated[
+    str, StringConstraints(pattern=r"^[0-9]{1,6}(\.[0-9]{1,6})?(,[0-9]{1,6}(\.[0-9]{1,6})?)*$")
+]
+
 _UNQUANTISED = ("f32", "f16", "bf16")
+_ALL_LAYERS = 999
+_NEW_DRAFT_OPTIONS_SINCE = 8962
+"""ggml-org/llama.cpp#22397, end of April 2026: the old options are gone, and the engine ends on
+them (b8953 still has them, b8962 has not)."""
 
 
 class LlamaCppSettings(BackendSettings):
@@ -42,7 +55,13 @@ class LlamaCppSettings(BackendSettings):
         "fa": "flash_attention", "flash_attn": "flash_attention",
         "ctk": "cache_type_k", "ctv": "cache_type_v", "kv_cache_dtype": "cache_type_k",
         "cram": "cache_ram_mib", "cache_ram": "cache_ram_mib", "embedding": "embeddings",
-        "pooling_type": "pooling",
+        "pooling_type": "pooling", "rerank": "reranking", "slot_path": "slot_save_path",
+        "slots_path": "slot_save_path", "speculative": "spec_type", "draft": "draft_max",
+        "draft_n": "draft_max", "spec_draft_n_max": "draft_max", "draft_n_min": "draft_min",
+        "spec_draft_n_min": "draft_min", "dedicated_deployment": "dedicated",
+        "projector": "mmproj", "reasoning": "reasoning_format", "cpu_moe": "n_cpu_moe",
+        "ncmoe": "n_cpu_moe", "dev": "device", "sm": "split_mode", "ts": "tensor_split",
+        "adapters": "lora", "n_predict": "max_tokens", "num_predict": "max_tokens",
     }  # fmt: skip
 
     context_size: int = Field(4096, ge=1, le=16_777_216)
@@ -93,8 +112,61 @@ class LlamaCppSettings(BackendSettings):
     metrics: bool = True
     """Serve /metrics, where tokens per second are read."""
 
+    reranking: bool = False
+    """Serve /v1/rerank, for models that judge how well a text answers a question."""
+
+    max_tokens: int | None = Field(None, ge=1, le=16_777_216)
+    """Tokens of an answer whose request names no limit; unset: until it ends by itself."""
+
+    mmproj: ModelPath | None = None
+    """The projector for images and sounds, a second file beside the model."""
+
+    lora: ModelPaths | None = None
+    """Adapters that are applied to the model, joined by commas."""
+
+    reasoning_format: Literal["auto", "none", "deepseek", "deepseek-legacy"] | None = None
+    """Where a model's reasoning stands in the answer; unset: the engine's auto."""
+
+    reasoning_budget: int | None = Field(None, ge=-1, le=16_777_216)
+    """Tokens of reasoning: 0 for none, -1 for no limit."""
+
+    n_cpu_moe: int | None = Field(None, ge=0, le=9999)
+    """Layers whose experts stay in RAM, where a mixture of experts is larger than the GPU."""
+
+    device: DeviceNames | None = None
+    """Devices by the engine's own names, joined by commas; unset: all that it is given."""
+
+    split_mode: Literal["none", "layer", "row"] | None = None
+    """How a model is spread over several GPUs; unset: by layers."""
+
+    tensor_split: Proportions | None = None
+    """How much of it each of several GPUs takes, such as 3,1; unset: by their free memory."""
+
+    slot_save_path: ModelPath | None = None
+    """Folder for snapshots of slots; needs a certificate on a GPU."""
+
+    spec_type: Literal["ngram-simple"] | None = None
+    """Draft tokens from what was said before; needs a certificate on a GPU."""
+
+    draft_max: int | None = Field(None, ge=1, le=1024)
+    """Most tokens that are drafted at once."""
+
+    draft_min: int | None = Field(None, ge=0, le=1024)
+    """Fewest tokens that a draft must have."""
+
+    dedicated: bool = True
+    """Whether this engine serves this model alone; features that need evidence ask for it."""
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if self.reranking and self.embeddings:
+            raise ValueError("reranking and embeddings exclude each other")
+        for name in ("draft_max", "draft_min"):
+            if getattr(self, name) is not None and self.spec_type is None:
+                raise ValueError(f"{name} needs spec_type: ngram-simple")
+        most, fewest = self.draft_max, self.draft_min
+        if most is not None and fewest is not None and fewest > most:
+            raise ValueError(f"draft_min {fewest} is more than draft_max {most}")
         if self.flash_attention == "off" and self.cache_type_v not in _UNQUANTISED:
             raise ValueError(
                 f"cache_type_v {self.cache_type_v} needs flash_attention on or auto, not off"
@@ -120,27 +192,15 @@ class LlamaCpp:
             "--model", site.model_path, "--alias", site.served_name,
             "--ctx-size", str(chosen.context_size * chosen.parallel),
             "--parallel", str(chosen.parallel),
-            "--n-gpu-layers", str(chosen.n_gpu_layers or 0),
+            "--n-gpu-layers", str(_gpu_layers(chosen, site)),
             "--flash-attn", chosen.flash_attention,
             "--cache-type-k", chosen.cache_type_k, "--cache-type-v", chosen.cache_type_v,
             "--cache-ram", str(chosen.cache_ram_mib),
         ]  # fmt: skip
-        optional = {
-            "--threads": site.threads if chosen.threads is None else chosen.threads,
-            "--threads-batch": chosen.threads_batch,
-            "--batch-size": chosen.batch_size,
-            "--ubatch-size": chosen.ubatch_size,
-            "--chat-template": chosen.chat_template,
-        }
-        for option, value in optional.items():
+        for option, value in _options(chosen, site).items():
             if value is not None:
                 words += [option, str(value)]
-        words.append("--jinja" if chosen.jinja else "--no-jinja")
-        if chosen.embeddings:
-            # Without a pooling type the OpenAI route answers 400.
-            words += ["--embeddings", "--pooling", chosen.pooling or "mean"]
-        if chosen.metrics:
-            words.append("--metrics")
+        words += _switches(chosen)
         return tuple(words)
 
     def env(self, settings: BackendSettings, site: Site) -> dict[str, str]:
@@ -156,6 +216,65 @@ class LlamaCpp:
     def explain(self, log_tail: str, patterns: Iterable[ErrorPattern]) -> Problem | None:
         """The engine raises one error for every cause; only its log tells them apart."""
         return explain_by_patterns(log_tail, patterns)
+
+
+def _gpu_layers(chosen: LlamaCppSettings, site: Site) -> int:
+    """All layers on a GPU unless somebody chose fewer; the CPU has none to give."""
+    if not site.gpus:
+        return 0
+    return _ALL_LAYERS if chosen.n_gpu_layers is None else chosen.n_gpu_layers
+
+
+def _options(chosen: LlamaCppSettings, site: Site) -> dict[str, object]:
+    """Options with a value; None: the engine decides."""
+    return {
+        "--threads": site.threads if chosen.threads is None else chosen.threads,
+        "--threads-batch": chosen.threads_batch,
+        "--batch-size": chosen.batch_size,
+        "--ubatch-size": chosen.ubatch_size,
+        "--chat-template": chosen.chat_template,
+        "--n-predict": chosen.max_tokens,
+        "--mmproj": chosen.mmproj,
+        "--lora": chosen.lora,
+        "--reasoning-format": chosen.reasoning_format,
+        "--reasoning-budget": chosen.reasoning_budget,
+        "--slot-save-path": chosen.slot_save_path,
+        **_gpu_options(chosen, site),
+        **_draft_options(chosen, site.build),
+    }
+
+
+def _gpu_options(chosen: LlamaCppSettings, site: Site) -> dict[str, object]:
+    if not site.gpus:
+        return {}
+    found: dict[str, object] = {"--device": chosen.device, "--n-cpu-moe": chosen.n_cpu_moe}
+    if site.gpus > 1:
+        found |= {
+            "--split-mode": chosen.split_mode or "layer",
+            "--tensor-split": chosen.tensor_split,
+        }
+    return found
+
+
+def _draft_options(chosen: LlamaCppSettings, build: str | None) -> dict[str, object]:
+    """A build that is not known moves with its tag, so it is taken for a new one."""
+    number = re.match(r"b?([0-9]{1,9})(?![0-9.])", build or "", re.ASCII)
+    old = number is not None and int(number[1]) < _NEW_DRAFT_OPTIONS_SINCE
+    most, fewest = (
+        ("--draft-max", "--draft-min") if old else ("--spec-draft-n-max", "--spec-draft-n-min")
+    )
+    return {"--spec-type": chosen.spec_type, most: chosen.draft_max, fewest: chosen.draft_min}
+
+
+def _switches(chosen: LlamaCppSettings) -> Iterator[str]:
+    yield "--jinja" if chosen.jinja else "--no-jinja"
+    if chosen.embeddings:
+        # Without a pooling type the OpenAI route answers 400.
+        yield from ("--embeddings", "--pooling", chosen.pooling or "mean")
+    if chosen.reranking:
+        yield "--reranking"
+    if chosen.metrics:
+        yield "--metrics"
 
 
 def _typed(settings: BackendSettings) -> LlamaCppSettings:

@@ -13,17 +13,18 @@ from planning_lab import backend_recipe
 from pydantic import ValidationError
 
 from flexlab import backends
-from flexlab.backends.base import Site, parse_settings
+from flexlab.backends.base import PLACEHOLDERS, Site, parse_settings
 from flexlab.backends.llamacpp import LlamaCpp, LlamaCppSettings
 from flexlab.core.errors import UsageError
+from flexlab.spec.plan import API_KEY_FILE, HOST, PORT
 
 
 def parse(**wishes: str) -> LlamaCppSettings:
     return parse_settings("llamacpp", LlamaCppSettings(), wishes)
 
 
-def argv(settings: LlamaCppSettings, threads: int | None = 4) -> tuple[str, ...]:
-    site = Site(model_path="/models/a b.gguf", served_name="small", threads=threads)
+def argv(settings: LlamaCppSettings, threads: int | None = 4, **where: Any) -> tuple[str, ...]:
+    site = Site(model_path="/models/a b.gguf", served_name="small", threads=threads, **where)
     return LlamaCpp().argv(settings, site)
 
 
@@ -56,6 +57,8 @@ def test_what_is_not_asked_for_stays_as_the_recipe_has_it() -> None:
         ("context-size", "context_size"), ("--ctx-size", "context_size"), ("n_ctx", "context_size"),
         ("num_ctx", "context_size"), ("ngl", "n_gpu_layers"), ("cache-ram", "cache_ram_mib"),
         ("thread", "threads"), ("flash_attn", "flash_attention"), ("embedding", "embeddings"),
+        ("slotSavePath", "slot_save_path"), ("specType", "spec_type"), ("draftMax", "draft_max"),
+        ("--spec-draft-n-max", "draft_max"), ("dedicatedDeployment", "dedicated"),
     ],
 )  # fmt: skip
 def test_a_wrong_name_suggests_the_right_one(typed: str, meant: str) -> None:
@@ -139,15 +142,107 @@ CHANGED: dict[str, Any] = {
     "context_size": 1, "parallel": 2, "n_gpu_layers": 3, "threads": 5, "threads_batch": 6,
     "batch_size": 7, "ubatch_size": 8, "flash_attention": "on", "cache_type_k": "q8_0",
     "cache_type_v": "q8_0", "cache_ram_mib": 9, "jinja": False, "chat_template": "chatml",
-    "embeddings": True, "metrics": False,
+    "embeddings": True, "metrics": False, "reranking": True, "max_tokens": 10,
+    "mmproj": "/models/mmproj.gguf", "lora": "/models/a.gguf,/models/b.gguf",
+    "reasoning_format": "deepseek", "reasoning_budget": 0, "n_cpu_moe": 11, "device": "ROCm0,ROCm1",
+    "split_mode": "row", "tensor_split": "3,1", "slot_save_path": "/models/.slots",
+    "spec_type": "ngram-simple",
 }  # fmt: skip
+WITH_ANOTHER = {"pooling", "draft_max", "draft_min"}
+NO_WORDS = {"dedicated"}
 
 
 def test_every_setting_reaches_the_engine() -> None:
-    assert set(CHANGED) == set(LlamaCppSettings.model_fields) - {"pooling"}
-    plain = argv(LlamaCppSettings())
+    assert set(CHANGED) == set(LlamaCppSettings.model_fields) - WITH_ANOTHER - NO_WORDS
+    plain = argv(LlamaCppSettings(), gpus=2)
     for name, value in CHANGED.items():
-        assert argv(LlamaCppSettings(**{name: value})) != plain, name
+        assert argv(LlamaCppSettings(**{name: value}), gpus=2) != plain, name
+
+
+@pytest.mark.parametrize(
+    ("chosen", "gpus", "layers"),
+    [(None, 0, "0"), (20, 0, "0"), (None, 1, "999"), (20, 1, "20"), (0, 1, "0")],
+)
+def test_layers_are_all_on_a_gpu_and_none_on_the_cpu(
+    chosen: int | None, gpus: int, layers: str
+) -> None:
+    words = argv(LlamaCppSettings(n_gpu_layers=chosen), gpus=gpus)
+    assert option(words, "--n-gpu-layers") == layers
+
+
+def test_a_model_is_spread_by_layers_over_several_gpus_only() -> None:
+    assert option(argv(LlamaCppSettings(), gpus=2), "--split-mode") == "layer"
+    chosen = LlamaCppSettings(split_mode="row", tensor_split="3,1", device="CUDA0", n_cpu_moe=8)
+    one, none = argv(chosen, gpus=1), argv(chosen)
+    assert "--split-mode" not in one
+    assert (option(one, "--device"), option(one, "--n-cpu-moe")) == ("CUDA0", "8")
+    assert not {"--device", "--n-cpu-moe", "--tensor-split"} & set(none)
+
+
+@pytest.mark.parametrize("build", ["b8173", "8173", "b8953", "b8173-rocm"])
+def test_builds_before_the_renaming_get_the_words_that_they_know(build: str) -> None:
+    words = argv(parse(spec_type="ngram-simple", draft_max="16", draft_min="1"), build=build)
+    assert option(words, "--spec-type") == "ngram-simple"
+    assert (option(words, "--draft-max"), option(words, "--draft-min")) == ("16", "1")
+    assert not [word for word in words if word.startswith("--spec-draft")]
+
+
+@pytest.mark.parametrize("build", [None, "", "b8962", "b10288", "b10288-rocm-7.14", "2026.10.1"])
+def test_newer_builds_and_moving_tags_get_the_new_words(build: str | None) -> None:
+    words = argv(parse(spec_type="ngram-simple", draft_max="16", draft_min="1"), build=build)
+    found = option(words, "--spec-draft-n-max"), option(words, "--spec-draft-n-min")
+    assert found == ("16", "1")
+    assert not [word for word in words if word.startswith("--draft")]
+
+
+@pytest.mark.parametrize(
+    ("wishes", "says"),
+    [
+        ({"draft_max": "16"}, "spec_type"), ({"draft_min": "1"}, "spec_type"),
+        ({"spec_type": "ngram-simple", "draft_max": "1", "draft_min": "2"}, "more than"),
+        ({"reranking": "true", "embeddings": "true"}, "exclude"), ({"spec_type": "draft"}, "ngram"),
+        ({"device": "CUDA0;x"}, "device"), ({"tensor_split": "3,"}, "tensor_split"),
+    ],
+)  # fmt: skip
+def test_what_no_engine_could_do_is_refused(wishes: dict[str, str], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        parse(**wishes)
+
+
+PATH_PARTS = st.sampled_from(["models", "..", ".", "", "etc", "slots", "a b", "\0", "modelsx"])
+
+
+@given(st.lists(PATH_PARTS, max_size=6).map("/".join))
+def test_a_path_is_taken_only_where_every_step_stays_below_models(path: str) -> None:
+    steps = path.split("/")
+    stays = (
+        steps[:2] == ["", "models"]
+        and len(steps) > 2
+        and not {"", ".", "..", "\0"} & set(steps[2:])
+    )
+    for name in ("slot_save_path", "mmproj", "lora"):
+        if stays:
+            assert getattr(parse(**{name: path}), name) == path
+        else:
+            with pytest.raises(UsageError, match=name):
+                parse(**{name: path})
+
+
+def test_one_of_several_adapters_cannot_lead_elsewhere() -> None:
+    with pytest.raises(UsageError, match="lora"):
+        parse(lora="/models/a.gguf,/etc/passwd")
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(LlamaCppSettings.model_fields)),
+        st.sampled_from(sorted(PLACEHOLDERS)) | st.text(max_size=8), max_size=3,
+    )
+)  # fmt: skip
+def test_no_setting_stands_for_a_host_a_port_or_a_key(wishes: dict[str, str]) -> None:
+    with contextlib.suppress(UsageError):
+        words = argv(parse_settings("llamacpp", LlamaCppSettings(), wishes), gpus=2)
+        assert [word for word in words if word in PLACEHOLDERS] == [HOST, PORT, API_KEY_FILE]
 
 
 @pytest.mark.parametrize(
