@@ -14,6 +14,9 @@ _BACKENDS = {
     "llamacpp": ("flexlab.backends.llamacpp", "LlamaCpp"),
     "vllm": ("flexlab.backends.vllm", "Vllm"),
     "mlc": ("flexlab.backends.mlc", "Mlc"),
+    "ollama": ("flexlab.backends.ollama", "Ollama"),
+    "diffusers": ("flexlab.backends.diffusers", "Diffusers"),
+    "comfyui": ("flexlab.backends.comfyui", "ComfyUi"),
 }
 
 

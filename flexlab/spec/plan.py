@@ -53,6 +53,18 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 3.0
 
 
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to an engine that answers already but has no model yet."""
+
+    kind: Literal["pull", "copy", "warm"]
+    """What it is for, as people are told."""
+    path: str
+    """Of a POST to the engine."""
+    body: dict[str, object]
+    streams: bool = False
+    """It answers with one JSON object a line, which say how far it is."""
+
+
 class Weight(msgspec.Struct, frozen=True, kw_only=True):
     """One file or folder that a variant needs, and how to know that it is the right one."""
 
