@@ -24,6 +24,7 @@ from typing import NoReturn
 
 import msgspec
 
+from flexlab.core.parent import die_with_parent
 from flexlab.gpus.helper import HOLDERS_EVERY_S, INTERVAL_S
 from flexlab.gpus.sampler import Sampler
 
@@ -52,7 +53,7 @@ def main(words: Sequence[str]) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if options.die_with_parent:
-        _die_with_parent()
+        die_with_parent()
     output = _own_output()
     sampler = Sampler(options.sysroot, holders_every_s=options.holders_every)
     listener = threading.Thread(
@@ -105,7 +106,7 @@ def _write_line(output: int, line: bytes) -> None:
         rest = rest[os.write(output, rest) :]
 
 
-def _listen(sampler: Sampler, die_with_parent: bool) -> None:
+def _listen(sampler: Sampler, ends_with_input: bool) -> None:
     """Obey what stdin says, up to its end."""
     if os.isatty(0):
         return  # a read in the background would stop the process
@@ -117,7 +118,7 @@ def _listen(sampler: Sampler, die_with_parent: bool) -> None:
             with contextlib.suppress(msgspec.MsgspecError):
                 wish = msgspec.json.decode(line, type=Wish)
                 sampler.holders_every_s = max(SHORTEST_S, wish.holders_every_s)
-    if die_with_parent:
+    if ends_with_input:
         os._exit(0)
 
 
@@ -126,16 +127,6 @@ def _read_input() -> bytes:
         return os.read(0, _BLOCK_BYTES)
     except OSError:
         return b""
-
-
-def _die_with_parent() -> None:
-    """Linux kills this process with the thread that started it. Elsewhere: nothing happens."""
-    import ctypes
-
-    set_parent_death_signal = 1
-    library = ctypes.CDLL(None, use_errno=True)
-    if hasattr(library, "prctl"):
-        library.prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from flexlab.core.errors import (
     UsageError,
     WeightsError,
 )
+from flexlab.core.parent import die_with_parent
 from flexlab.spec.plan import Weight
 from flexlab.spec.source import FileSource, PypiSource, Source, parse_source
 from flexlab.weights import files, gguf
@@ -192,7 +193,7 @@ class _Request(msgspec.Struct, forbid_unknown_fields=True):
 def main(arguments: Sequence[str]) -> int:
     """The program; see the module's text. Exit status 0, 1, or 128 + the signal's number."""
     if "--die-with-parent" in arguments:
-        _die_with_parent()
+        die_with_parent()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end_at_once)
     result: list[object] = []
@@ -237,16 +238,6 @@ def _end_at_once(number: int, frame: object) -> None:
     with contextlib.suppress(OSError):  # nobody may be listening any more
         os.write(1, msgspec.json.encode(line) + b"\n")
     os._exit(128 + number)
-
-
-def _die_with_parent() -> None:
-    """Linux kills this process with the thread that started it. Elsewhere: nothing happens."""
-    import ctypes
-
-    set_parent_death_signal = 1
-    library = ctypes.CDLL(None, use_errno=True)
-    if hasattr(library, "prctl"):
-        library.prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
 
 
 if __name__ == "__main__":
