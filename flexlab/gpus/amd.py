@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from flexlab.gpus import access, amd_memory, kfd
 from flexlab.gpus.amd_problems import KFD, limits, unusable
-from flexlab.gpus.amd_readings import AmdSource, is_asleep
-from flexlab.gpus.bus import Bus, Device, DrmNode, completed
+from flexlab.gpus.amd_readings import AmdSource
+from flexlab.gpus.bus import Bus, Device, DrmNode, is_asleep, joined
 from flexlab.gpus.files import read_text
 from flexlab.gpus.problems import asleep, not_compute
 from flexlab.gpus.source import Found, Source
@@ -98,12 +98,12 @@ def _joined(bus: Bus, nodes: Sequence[kfd.Node]) -> Iterator[Parts]:
         drm = drm_by_slot.get(slot) or (by_minor if by_minor and not by_minor.device.slot else None)
         card_slot = slot if slot in devices or slot in drm_by_slot else f"{_address(slot)}.0"
         taken |= {slot, card_slot}
-        device = _merged(devices.get(card_slot), drm or drm_by_slot.get(card_slot))
+        device = joined(devices.get(card_slot), drm or drm_by_slot.get(card_slot))
         part = _address(slot) in partitioned or _is_divided(device)
         yield Parts(slot, device, drm, node, is_partition=part)
     for known in sorted({*devices, *drm_by_slot} - taken, key=str):
         drm = drm_by_slot.get(known) if known else None
-        yield Parts(known, _merged(devices.get(known), drm), drm, None)
+        yield Parts(known, joined(devices.get(known), drm), drm, None)
     if not devices and not nodes and all(node.card for node in drm_by_slot.values()):
         # A card that tells no address is one only where nothing else is there that it could be.
         yield from (Parts(None, n.device, n, None) for n in bus.drm if not n.device.slot and n.card)
@@ -131,12 +131,6 @@ def _is_divided(device: Device | None) -> bool:
     """The card says that it works as several GPUs, also where only one of them is shown."""
     mode = read_text(device.folder / "current_compute_partition") if device else None
     return (mode or "").strip() in _DIVIDED
-
-
-def _merged(device: Device | None, drm: DrmNode | None) -> Device | None:
-    if device is None or drm is None:
-        return device or (drm.device if drm else None)
-    return completed(device, drm.device)
 
 
 def _address(slot: str) -> str:

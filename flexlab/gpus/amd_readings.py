@@ -7,7 +7,8 @@ import struct
 from pathlib import Path
 
 from flexlab.gpus import hwmon
-from flexlab.gpus.files import read_bytes, read_count, read_text
+from flexlab.gpus.bus import is_asleep
+from flexlab.gpus.files import read_bytes, read_count
 from flexlab.spec.machine import GpuReading
 
 _MEMORY_FILES = {
@@ -61,12 +62,6 @@ class AmdSource:
         if self._sensors is not None:
             numbers |= hwmon.read(self._sensors)
         return GpuReading(numbers=numbers, throttle=throttling(self._folder / "gpu_metrics"))
-
-
-def is_asleep(folder: Path) -> bool:
-    """Runtime-suspended, or on the way. Reading this file wakes nobody; reading a sensor does."""
-    status = (read_text(folder / "power/runtime_status") or "").strip()
-    return status in ("suspended", "suspending")
 
 
 def throttling(path: Path) -> tuple[str, ...]:

@@ -188,6 +188,19 @@ def read_device(folder: Path, *, slot: str | None = None, kind: int | None = Non
     )
 
 
+def joined(device: Device | None, node: DrmNode | None) -> Device | None:
+    """One function from its own folder and from DRM's view; either may be missing."""
+    if device is None or node is None:
+        return device or (node.device if node else None)
+    return completed(device, node.device)
+
+
+def is_asleep(folder: Path) -> bool:
+    """Runtime-suspended, or on the way. Reading this file wakes nobody; reading a sensor does."""
+    status = (read_text(folder / "power/runtime_status") or "").strip()
+    return status in ("suspended", "suspending")
+
+
 def _uevent(folder: Path) -> dict[str, str]:
     lines = (read_text(folder / "uevent") or "").splitlines()
     pairs = (line.partition("=") for line in lines)

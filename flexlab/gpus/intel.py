@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flexlab.gpus import access, hwmon, intel_memory
-from flexlab.gpus.bus import Bus, Device, DrmNode, completed
-from flexlab.gpus.files import list_names, read_count, read_text
+from flexlab.gpus.bus import Bus, Device, DrmNode, is_asleep, joined
+from flexlab.gpus.files import list_names, read_count
 from flexlab.gpus.problems import (
     asleep,
     denied,
@@ -43,9 +43,8 @@ def find(root: Path, bus: Bus) -> Found:
     # A card that tells no address is one only where nothing else is there that it could be.
     for slot in sorted(known) or [None][: sum(1 for node in here.drm if node.card)]:
         node = drm.get(slot)
-        device = devices.get(slot)
-        if device is None or node is not None:
-            device = _merged(device, node)
+        device = joined(devices.get(slot), node)
+        assert device is not None  # the slot is one of theirs
         card = card_for(root, "intel", device.pci_id, device.revision)
         if card.compute:
             found.gpus.append(_gpu(root, device, node, card))
@@ -54,21 +53,13 @@ def find(root: Path, bus: Bus) -> Found:
     return found
 
 
-def _merged(device: Device | None, node: DrmNode | None) -> Device:
-    if device is None or node is None:
-        only = device or (node.device if node else None)
-        assert only is not None  # the caller has one of them
-        return only
-    return completed(device, node.device)
-
-
 def _gpu(root: Path, device: Device, node: DrmNode | None, card: Card) -> Gpu:
     integrated = card.is_apu if card.is_apu is not None else _on_the_cpu(device.slot)
     minor = node.render_minor if node else None
     seen = [] if minor is None else [access.look(root, f"/dev/dri/renderD{minor}")]
     wrong = _unusable(root, device, seen)
     folder = node.device.folder if node and node.card else device.folder
-    sleeping = device.driver in DRIVERS and _is_asleep(folder)
+    sleeping = device.driver in DRIVERS and is_asleep(folder)
     vram = None
     if not integrated:
         asked = [] if wrong or sleeping or root != Path("/") else seen
@@ -102,11 +93,6 @@ def _on_the_cpu(slot: str | None) -> bool | None:
     """Integrated graphics have been device 2 on bus 0 since the i810; other functions than 0 are
     shares of it for virtual machines."""
     return None if slot is None else slot.rpartition(".")[0].endswith(":00:02")
-
-
-def _is_asleep(device: Path) -> bool:
-    """Runtime-suspended. Reading this file wakes nobody; reading a sensor does."""
-    return (read_text(device / "power/runtime_status") or "").strip() == "suspended"
 
 
 def _told_memory(root: Path, node: DrmNode | None) -> int | None:
@@ -170,7 +156,7 @@ class IntelSource:
 
     def read(self) -> GpuReading:
         """See source.Source."""
-        if _is_asleep(self._device):
+        if is_asleep(self._device):
             self._energy.clear()
             return GpuReading(asleep=True)
         numbers: dict[str, float] = {}

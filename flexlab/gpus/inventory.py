@@ -10,19 +10,21 @@ import os
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 from msgspec.structs import replace
 
 from flexlab.core.text import clean_line, counted
-from flexlab.gpus import pools, presence
+from flexlab.gpus import pools, presence, problems
 from flexlab.gpus.bus import Bus, read_bus
 from flexlab.gpus.cpu import CpuInfo, read_cpu
 from flexlab.gpus.files import read_text
 from flexlab.gpus.memory import sample_ram
 from flexlab.gpus.patience import Outcome, Patience
 from flexlab.gpus.source import Found, Source
+from flexlab.gpus.tables import VENDOR_NAMES, card_for
 from flexlab.spec.machine import Gpu, GpuReading, Machine, MigSlice, Problem, Vendor
 
 FIND_DEADLINE_S = 8.0
@@ -31,7 +33,6 @@ READ_DEADLINE_S = 2.0
 """One card's readings; a healthy one answers in a few milliseconds."""
 
 _PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64", "arm64": "linux/arm64"}
-VENDOR_NAMES: dict[Vendor, str] = {"amd": "AMD", "nvidia": "NVIDIA", "intel": "Intel"}
 _SLOT = re.compile(r"([0-9a-f]+):([0-9a-f]+):([0-9a-f]+)\.([0-9a-f]+)")
 
 
@@ -57,7 +58,8 @@ def detect(
     else:
         bus = read_bus(root)
         findings, readings = [], {}
-        gpus = _numbered([gpu for vendor in VENDOR_NAMES for gpu in _silent(bus, vendor, silence)])
+        silent = [_silent(root, bus, vendor, silence) for vendor in VENDOR_NAMES]
+        gpus = _numbered(list(chain.from_iterable(silent)))
     read = [with_reading(gpu, readings.get(gpu.id)) for gpu in gpus]
     pooled = pools.assign([_judged(gpu, platform) for gpu in read], ram)
     return Machine(
@@ -84,7 +86,7 @@ def find_gpus(root: Path) -> tuple[list[Gpu], list[Problem]]:
             gpus += outcome.value.gpus
             findings += outcome.value.findings
         else:
-            gpus += _silent(bus, vendor, _why_silent(outcome))
+            gpus += _silent(root, bus, vendor, _why_silent(outcome))
     return _numbered(gpus), findings
 
 
@@ -146,18 +148,31 @@ def _whole(numbers: Mapping[str, float], name: str, otherwise: int | None) -> in
     return int(numbers[name]) if name in numbers else otherwise
 
 
+def vendors_here(root: Path, bus: Bus) -> list[Vendor]:
+    """Of which there is a sign. Asks no driver."""
+    here: list[Vendor] = []
+    if _any(bus.of("amd")) or os.path.isdir(os.path.join(root, "sys/class/kfd/kfd")):
+        here.append("amd")
+    if _any(bus.of("intel")):
+        here.append("intel")
+    if _any(bus.of("nvidia")) or presence.nvidia_without_bus(root):
+        here.append("nvidia")
+    return here
+
+
 def _searches(root: Path, bus: Bus) -> dict[Vendor, Callable[[], Found]]:
     """The vendors of which there is a sign, each with its readers."""
     searches: dict[Vendor, Callable[[], Found]] = {}
-    if _any(bus.of("amd")) or os.path.isdir(os.path.join(root, "sys/class/kfd/kfd")):
+    here = vendors_here(root, bus)
+    if "amd" in here:
         from flexlab.gpus import amd
 
         searches["amd"] = lambda: amd.find(root, bus)
-    if _any(bus.of("intel")):
+    if "intel" in here:
         from flexlab.gpus import intel
 
         searches["intel"] = lambda: intel.find(root, bus)
-    if _any(bus.of("nvidia")) or presence.nvidia_without_bus(root):
+    if "nvidia" in here:
         from flexlab.gpus import nvidia
 
         searches["nvidia"] = lambda: nvidia.find(root, bus)
@@ -174,22 +189,16 @@ def _why_silent(outcome: Outcome[Found]) -> str:
     return f"failed ({outcome.error})"
 
 
-def _silent(bus: Bus, vendor: Vendor, why: str) -> list[Gpu]:
+def _silent(root: Path, bus: Bus, vendor: Vendor, why: str) -> list[Gpu]:
     """A vendor whose readers hang or fail: its cards are still on the bus, and are shown."""
-    from flexlab.gpus.tables import card_for
-
-    problem = Problem(
-        code="not_answering",
-        message=f"asking the {VENDOR_NAMES[vendor]} driver {why}",
-        hint="dmesg | tail shows what the driver says; a reboot is the usual mend",
-    )
+    problem = problems.not_answering(f"asking the {VENDOR_NAMES[vendor]} driver {why}")
     here = bus.of(vendor)
     devices = {device.slot: device for device in (*here.pci, *(n.device for n in here.drm))}
     silent = []
     for slot, device in devices.items():
         if slot is None:
             continue
-        card = card_for(Path("/"), vendor, device.pci_id, device.revision)
+        card = card_for(root, vendor, device.pci_id, device.revision)
         if card.compute:
             silent.append(
                 Gpu(
@@ -198,7 +207,7 @@ def _silent(bus: Bus, vendor: Vendor, why: str) -> list[Gpu]:
                     pool="",
                     vendor=vendor,
                     arch=card.arch,
-                    name=card.name or f"{VENDOR_NAMES[vendor]} GPU {device.pci_id or '?'}",
+                    name=card.name or f"{VENDOR_NAMES[vendor]} GPU",
                     pci_id=device.pci_id,
                     pci_slot=slot,
                     driver=device.driver,

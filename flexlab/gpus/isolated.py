@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from flexlab.core.text import os_sentence
-from flexlab.gpus import helper, inventory, presence
+from flexlab.gpus import helper, inventory
 from flexlab.gpus.bus import read_bus
 from flexlab.spec.machine import Machine
 
@@ -85,9 +85,7 @@ def _how_it_ended(child: subprocess.Popen[bytes]) -> str:
 
 
 def _has_gpus(root: Path) -> bool:
-    bus = read_bus(root)
-    kfd = os.path.isdir(root / "sys/class/kfd/kfd")
-    return bool(bus.pci or bus.drm or kfd or presence.nvidia_without_bus(root))
+    return bool(inventory.vendors_here(root, read_bus(root)))
 
 
 def main(words: list[str]) -> None:

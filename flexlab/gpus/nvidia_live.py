@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from flexlab.gpus import nvidia_smi, tegra
+from flexlab.gpus import bus, nvidia_smi, tegra
 from flexlab.gpus.files import fields, read_text
 from flexlab.gpus.nvidia_card import (
     FUNCTION_NOT_FOUND,
@@ -56,10 +56,7 @@ def holders(root: Path, gpus: Sequence[Gpu]) -> list[Holder]:
 
 def is_asleep(root: Path, slot: str | None) -> bool:
     """Powered down by the kernel: any question to the driver would wake it."""
-    if slot is None:
-        return False
-    state = read_text(root / "sys/bus/pci/devices" / slot / "power/runtime_status")
-    return (state or "").strip() == "suspended"
+    return slot is not None and bus.is_asleep(root / "sys/bus/pci/devices" / slot)
 
 
 def ram_numbers(root: Path) -> dict[str, float]:

@@ -30,6 +30,15 @@ def denied(root: Path, access: NodeAccess) -> Problem:
     return Problem(code=code, message=message, hint=mend(root, access))
 
 
+def not_answering(message: str) -> Problem:
+    """A driver, or a card of it, that hangs or fails when it is asked."""
+    return Problem(
+        code="not_answering",
+        message=message,
+        hint="dmesg | tail shows what the driver says; a reboot is the usual mend",
+    )
+
+
 def asleep() -> Problem:
     """Runtime-suspended: reading its sensors would wake it."""
     return Problem(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from flexlab.core.text import clean_line
-from flexlab.gpus import inventory
+from flexlab.gpus import inventory, problems
 from flexlab.gpus.files import list_names
 from flexlab.gpus.patience import Background, Outcome, Patience
 from flexlab.gpus.source import Source
@@ -116,11 +116,7 @@ class _Last(NamedTuple):
             why = f"the driver of GPU {gpu_id} does not answer"
         else:
             why = f"GPU {gpu_id} cannot be read: {clean_line(outcome.error or 'no answer')}"
-        problem = Problem(
-            code="not_answering",
-            message=f"{why}; its values are the last ones that it gave",
-            hint="dmesg | tail shows what the driver says; a reboot is the usual mend",
-        )
+        problem = problems.not_answering(f"{why}; its values are the last ones that it gave")
         return self._replace(failed=not outcome.hung, problem=problem)
 
     def sample(self, gpu_id: str, now: float) -> GpuSample:

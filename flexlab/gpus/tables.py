@@ -37,7 +37,7 @@ class Card(NamedTuple):
 UNKNOWN = Card(name=None, arch=None, vram_bytes=None, is_apu=None, compute=True)
 
 _DATA = Path(__file__).parent / "data"
-_LABELS: dict[Vendor, str] = {"amd": "AMD", "nvidia": "NVIDIA", "intel": "Intel"}
+VENDOR_NAMES: dict[Vendor, str] = {"amd": "AMD", "nvidia": "NVIDIA", "intel": "Intel"}
 _IDS: dict[Vendor, str] = {"amd": "1002", "nvidia": "10de", "intel": "8086"}
 _KINDS = {"dgpu": False, "apu": True}
 _DISPLAY = "display"
@@ -55,7 +55,7 @@ _SIZE = re.compile(r"\b([0-9]+) ?gb\b")
 
 def card_for(root: Path, vendor: Vendor, pci_id: str | None, revision: str | None) -> Card:
     """The card `1002:744c` of revision `c8`; always with a name, if only `AMD GPU 1002:744c`."""
-    nameless = f"{_LABELS[vendor]} GPU"
+    nameless = f"{VENDOR_NAMES[vendor]} GPU"
     device = _device_of(vendor, pci_id)
     if device is None:
         return UNKNOWN._replace(name=nameless)
@@ -104,7 +104,7 @@ def _card(root: Path, vendor: Vendor, device: str, revision: str) -> Card:
     row = exact or general
     known = UNKNOWN if row is None else _as_card(row[2:])
     name = _system_name(root, vendor, device, revision, exact, general) or known.name
-    return known._replace(name=name or f"{_LABELS[vendor]} GPU {_IDS[vendor]}:{device}")
+    return known._replace(name=name or f"{VENDOR_NAMES[vendor]} GPU {_IDS[vendor]}:{device}")
 
 
 def _system_name(
@@ -165,6 +165,6 @@ def _find(table: str, start: str) -> list[str] | None:
     return columns if len(columns) == _COLUMNS else None
 
 
-@lru_cache(maxsize=len(_LABELS) + 1)
+@lru_cache(maxsize=len(VENDOR_NAMES) + 1)
 def _table(name: str) -> str:
     return read_text(_DATA / f"{name}.tsv") or ""
