@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import asdict
+
 from flexlab import client
 from flexlab.cli import output
 from flexlab.cli.gpu_rows import UNKNOWN, show_threads, show_use, slice_name
@@ -218,15 +220,9 @@ def _ours() -> dict[int, HolderView]:
 def _view(holder: Holder, ours: Mapping[int, HolderView]) -> HolderView:
     known = ours.get(holder.pid)
     return HolderView(
-        gpu=holder.gpu,
-        pid=holder.pid,
-        name=holder.name,
-        vram_bytes=holder.vram_bytes,
-        gtt_bytes=holder.gtt_bytes,
-        busy_percent=holder.busy_percent,
+        **asdict(holder),
         instance=known.instance if known else None,
         model=known.model if known else None,
-        cgroup=holder.cgroup,
     )
 
 

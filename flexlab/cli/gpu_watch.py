@@ -21,7 +21,7 @@ from flexlab.gpus import inventory, pools
 from flexlab.gpus.helper import Helper, open_helper
 from flexlab.gpus.isolated import Sizes
 from flexlab.gpus.memory import sample_ram
-from flexlab.spec.machine import RAM_POOL, Gpu, GpuReading, GpuSample, Machine, Sample
+from flexlab.spec.machine import RAM_POOL, GpuSample, Machine, Sample
 
 SILENCE_S = 15.0
 """A tick that is late by so much will not come; before the first one GPUs are searched for."""
@@ -89,7 +89,7 @@ class Watch:
         """The machine with the values of a sample, and what is odd: GPU id -> its state."""
         parts = {part.id: part for part in sample.gpus}
         self._seen |= parts.keys()
-        read = [_read(gpu, parts.get(gpu.id)) for gpu in self._machine.gpus]
+        read = [inventory.with_sample(gpu, parts.get(gpu.id)) for gpu in self._machine.gpus]
         ram = sample_ram(
             self._root,
             reserve_bytes=self._ram_sizes.ram_reserve_bytes,
@@ -118,13 +118,6 @@ class Watch:
                 self._told[key] = line
                 output.answer(f"{clock}  {line}")
         output.flush()
-
-
-def _read(gpu: Gpu, part: GpuSample | None) -> Gpu:
-    if part is None:
-        return gpu
-    numbers = {name: aged.value for name, aged in part.values.items()}
-    return inventory.with_reading(gpu, GpuReading(numbers=numbers, asleep=part.asleep))
 
 
 def _odd(part: GpuSample | None) -> str | None:

@@ -6,20 +6,18 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from flexlab.gpus import inventory, pools, problems
+from flexlab.gpus import inventory, pools
 from flexlab.scheduler.scheduler import Scheduler
 from flexlab.spec.instance import ContainerRef, LaunchRecord, MemoryUse, ProcessRef
 from flexlab.spec.lab import HolderView
 from flexlab.spec.machine import (
     RAM_POOL,
     Gpu,
-    GpuReading,
     GpuSample,
     Holder,
     Machine,
-    Pool,
     Sample,
 )
 
@@ -84,7 +82,7 @@ class GpuReadings:
         ours = {pool for i in self._scheduler.instances.values() for pool in i.claims}
         silent = {part.id for part in sample.gpus if part.stale or part.asleep}
         for gpu in self.gpus():
-            for pool in _pools_of(gpu) if gpu.id not in silent else ():
+            for pool in pools.own_pools(gpu) if gpu.id not in silent else ():
                 # Without a fresh scan, what is ours of the use is not known.
                 if fresh or pool.id not in ours:
                     use = measured.get(pool.id, {})
@@ -97,7 +95,7 @@ class GpuReadings:
         if self._sample is None:
             return self._machine.gpus
         parts = {part.id: part for part in self._sample.gpus}
-        read = [_read(gpu, parts.get(gpu.id)) for gpu in self._machine.gpus]
+        read = [inventory.with_sample(gpu, parts.get(gpu.id)) for gpu in self._machine.gpus]
         # The host's RAM has readings of its own; what is shared is bounded by the last of them.
         account = self._scheduler.pools.get(RAM_POOL)
         ram = self._machine.pool(RAM_POOL)
@@ -160,44 +158,5 @@ class Owners:
 
 def _view(holder: Holder, owners: Owners, held: Mapping[str, LaunchRecord]) -> HolderView:
     instance = owners.of(holder)
-    return HolderView(
-        gpu=holder.gpu,
-        pid=holder.pid,
-        name=holder.name,
-        vram_bytes=holder.vram_bytes,
-        gtt_bytes=holder.gtt_bytes,
-        busy_percent=holder.busy_percent,
-        instance=instance,
-        cgroup=holder.cgroup,
-        model=held[instance].plan.model if instance else None,
-    )
-
-
-def _read(gpu: Gpu, part: GpuSample | None) -> Gpu:
-    """`gpu` as the last tick tells it; a helper that got no answer changes nothing else."""
-    if part is None:
-        return gpu
-    numbers = {name: aged.value for name, aged in part.values.items()}
-    reading = GpuReading(numbers=numbers, asleep=part.asleep)
-    return inventory.with_reading(gpu if part.stale else _unread(gpu, part.asleep), reading)
-
-
-def _unread(gpu: Gpu, asleep: bool) -> Gpu:
-    """Without the values that detection read: what a card no longer tells is unknown."""
-    others = tuple(problem for problem in gpu.problems if problem.code != "asleep")
-    return replace(
-        gpu,
-        vram_used_bytes=None,
-        gtt_used_bytes=None,
-        busy_percent=None,
-        power_w=None,
-        temps_c={},
-        mig=tuple(replace(part, vram_used_bytes=None) for part in gpu.mig),
-        asleep=asleep,
-        problems=(*others, problems.asleep()) if asleep else others,
-    )
-
-
-def _pools_of(gpu: Gpu) -> list[Pool]:
-    """The pools that this GPU alone draws from."""
-    return pools.own_pools(gpu, None)
+    model = held[instance].plan.model if instance else None
+    return HolderView(**asdict(holder), instance=instance, model=model)

@@ -25,7 +25,7 @@ from flexlab.gpus.memory import sample_ram
 from flexlab.gpus.patience import Outcome, Patience
 from flexlab.gpus.source import Found, Source
 from flexlab.gpus.tables import VENDOR_NAMES, card_for
-from flexlab.spec.machine import Gpu, GpuReading, Machine, MigSlice, Problem, Vendor
+from flexlab.spec.machine import Gpu, GpuReading, GpuSample, Machine, MigSlice, Problem, Vendor
 
 FIND_DEADLINE_S = 8.0
 """One vendor's static facts. nvidia-smi alone, the slowest way, may take 5 s."""
@@ -136,6 +136,31 @@ def with_reading(gpu: Gpu, reading: GpuReading | None) -> Gpu:
         temps_c=temps or gpu.temps_c,
         asleep=reading.asleep or gpu.asleep,
         mig=tuple(_slice_with(part, numbers) for part in gpu.mig),
+    )
+
+
+def with_sample(gpu: Gpu, part: GpuSample | None) -> Gpu:
+    """`gpu` as a tick of the hardware helper tells it; where a card gave no answer, as it was."""
+    if part is None:
+        return gpu
+    numbers = {name: aged.value for name, aged in part.values.items()}
+    reading = GpuReading(numbers=numbers, asleep=part.asleep)
+    return with_reading(gpu if part.stale else _unread(gpu, part.asleep), reading)
+
+
+def _unread(gpu: Gpu, asleep: bool) -> Gpu:
+    """Without the values that detection read: what a card no longer tells is unknown."""
+    others = tuple(problem for problem in gpu.problems if problem.code != "asleep")
+    return replace(
+        gpu,
+        vram_used_bytes=None,
+        gtt_used_bytes=None,
+        busy_percent=None,
+        power_w=None,
+        temps_c={},
+        mig=tuple(replace(part, vram_used_bytes=None) for part in gpu.mig),
+        asleep=asleep,
+        problems=(*others, problems.asleep()) if asleep else others,
     )
 
 

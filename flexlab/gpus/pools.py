@@ -72,7 +72,7 @@ def _shared_memory(gpu: Gpu, ram: Pool) -> tuple[int | None, int | None]:
     return min(total, mapped), free
 
 
-def own_pools(gpu: Gpu, sampled_at: float | None) -> list[Pool]:
+def own_pools(gpu: Gpu, sampled_at: float | None = None) -> list[Pool]:
     """The pools that only `gpu` draws from: its VRAM, or its slices; none where it shares RAM."""
     if gpu.mig:
         return [
