@@ -24,7 +24,8 @@ from flexlab.recipes.schema import ModelRecipe
 from flexlab.runtimes.preflight import process_facts
 from flexlab.scheduler.place import Asker, Occupancy, Room, place
 from flexlab.scheduler.policy import Policy
-from flexlab.spec.machine import Gpu, Machine, Problem
+from flexlab.scheduler.state import PoolAccount
+from flexlab.spec.machine import Gpu, Machine, Pool, Problem
 from flexlab.spec.plan import (
     Admission,
     Candidate,
@@ -138,8 +139,6 @@ def plan_here(word: str, root: Path, wishes: Wishes) -> Planned:
             gpu_recipe=catalogue.gpu,
         )
         problems += [problem for problem in launch.problems if problem not in problems]
-    if any(problem.code == "env_uncleared" for problem in problems):
-        verdict = "refused"
     others = [one for one in found.items if one is not candidate]
     return _planned(verdict, recipe, machine, candidate, launch, problems, others)
 
@@ -195,13 +194,15 @@ def _facts(root: Path, recipe: ModelRecipe, store: Store) -> Facts:
 
 
 def _occupancy(machine: Machine) -> Occupancy:
-    rooms: dict[str, Room] = {}
-    for pool in machine.pools:
-        usable = None if pool.total_bytes is None else pool.total_bytes - pool.reserve_bytes
-        known = usable is not None and pool.used_bytes is not None
-        free = max(0, (usable or 0) - (pool.used_bytes or 0)) if known else None
-        rooms[pool.id] = Room(usable_bytes=usable, free_bytes=free)
-    return Occupancy(rooms=rooms)
+    return Occupancy(rooms={pool.id: _room(pool) for pool in machine.pools})
+
+
+def _room(pool: Pool) -> Room:
+    """As the scheduler accounts it, with all that is used taken for others'."""
+    account = PoolAccount.of(pool)
+    account.foreign_bytes = pool.used_bytes
+    free = None if pool.used_bytes is None else account.free_bytes(0)
+    return Room(usable_bytes=account.usable_bytes, free_bytes=free)
 
 
 def _refused(found: Candidates, answer: Wait | Refusal) -> Iterator[Problem]:
@@ -231,6 +232,7 @@ def _planned(
             memory=Memory(need_bytes=None, free_bytes=None, terms={}),
         )  # fmt: skip
     need = candidate.needs[0]
+    pool = machine.pool(need.pool)
     return Planned(
         verdict=verdict,
         model=recipe.name,
@@ -255,7 +257,9 @@ def _planned(
         keep=candidate.keep,
         priority=candidate.priority,
         memory=Memory(
-            need_bytes=need.total_bytes, free_bytes=_free(machine, need.pool), terms=need.terms
+            need_bytes=need.total_bytes,
+            free_bytes=_room(pool).free_bytes if pool else None,
+            terms=need.terms,
         ),
         limits=launch.limits,
         certificates=launch.admissions,
@@ -269,11 +273,6 @@ def _gpus(machine: Machine, candidate: Candidate) -> Iterator[Gpu]:
     for device in gpu_devices(machine):
         if device.id in candidate.devices and device.gpu is not None:
             yield device.gpu
-
-
-def _free(machine: Machine, pool: str) -> int | None:
-    room = _occupancy(machine).rooms.get(pool)
-    return room.free_bytes if room else None
 
 
 def _alternative(candidate: Candidate) -> dict[str, Any]:

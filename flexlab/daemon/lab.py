@@ -22,7 +22,6 @@ from flexlab.daemon.tasks import stream
 from flexlab.daemon.up import up_steps
 from flexlab.runtimes.base import Runtime
 from flexlab.scheduler.scheduler import Scheduler
-from flexlab.scheduler.state import PoolAccount
 from flexlab.scheduler.views import Views
 from flexlab.spec.control import (
     DownRequest,
@@ -35,7 +34,7 @@ from flexlab.spec.control import (
 )
 from flexlab.spec.lab import Event, ModelView, Snapshot, UpStep
 from flexlab.spec.lease import Lease, Refused
-from flexlab.spec.machine import Machine, Pool
+from flexlab.spec.machine import Machine
 from flexlab.spec.plan import Candidate, Refusal, Wishes
 
 log = logging.getLogger(__name__)
@@ -286,16 +285,3 @@ def _alike(one: Candidate, other: Candidate) -> bool:
 
 async def _only(step: UpStep) -> AsyncIterator[UpStep]:
     yield step
-
-
-def pool_account(pool: Pool) -> PoolAccount:
-    """A pool of the machine as the scheduler accounts it."""
-    return PoolAccount(
-        id=pool.id,
-        kind=pool.kind,
-        total_bytes=pool.total_bytes,
-        reserve_bytes=pool.reserve_bytes,
-        limit_bytes=pool.budget_bytes,
-        used_bytes=pool.used_bytes,
-        sampled_at=pool.sampled_at,
-    )

@@ -20,7 +20,7 @@ from flexlab.daemon.externals import Externals
 from flexlab.daemon.files import Records, installation_id
 from flexlab.daemon.gpu_readings import GpuReadings
 from flexlab.daemon.hardware import Hardware
-from flexlab.daemon.lab import Lab, pool_account
+from flexlab.daemon.lab import Lab
 from flexlab.daemon.launcher import Launcher
 from flexlab.daemon.lockfile import Lock
 from flexlab.daemon.models import Models
@@ -36,6 +36,7 @@ from flexlab.runtimes.external import ExternalRuntime
 from flexlab.runtimes.process import ProcessRuntime
 from flexlab.scheduler.policy import Policy
 from flexlab.scheduler.scheduler import Scheduler
+from flexlab.scheduler.state import PoolAccount
 from flexlab.scheduler.views import Views
 from flexlab.spec.control import DownRequest, ShutdownRequest
 from flexlab.spec.machine import Machine, Pool
@@ -199,7 +200,7 @@ class Service:
         self.gpu_readings.begin(machine)
         for pool in machine.pools:
             if pool.id not in self.scheduler.pools:
-                self.scheduler.add_pool(pool_account(pool))
+                self.scheduler.add_pool(PoolAccount.of(pool))
         if machine.gpus and not self._watches_gpus:
             self._watches_gpus = True
             self.hardware.start()

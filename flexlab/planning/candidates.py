@@ -14,7 +14,7 @@ import msgspec
 from flexlab.backends.base import BackendSettings, parse_settings
 from flexlab.core.errors import UsageError
 from flexlab.planning import certificates as certificates_of
-from flexlab.planning import devices, fit, images, reasons, sizing, support
+from flexlab.planning import devices, environment, fit, images, reasons, sizing, support
 from flexlab.planning.conditions import (
     WRONG_WISH,
     cpu_arch,
@@ -31,7 +31,6 @@ from flexlab.recipes.gpu_schema import GpuRecipe
 from flexlab.recipes.schema import LlamaCppVariant, ModelRecipe
 from flexlab.spec.machine import CPU_DEVICE, Machine, Problem
 from flexlab.spec.plan import (
-    Admission,
     Candidate,
     Candidates,
     Facts,
@@ -191,19 +190,36 @@ def _draft(question: Question, variant: LlamaCppVariant, device: Device) -> _Dra
         problems.append(Problem(code="wrong_setting", message=error.message, hint=error.hint or ""))
     model = sizing.known_model(question, variant)
     settings, limits = _within_limits(question, asked, model, device)
-    judged = _support(question, variant, device, recipe, settings)
-    image = _image(question, backend, device, settings)
-    admissions = _admissions(question, variant.backend, settings, device, image.name)
+    values = settings.model_dump()
+    judged = _support(question, variant, device, recipe, values)
+    image = _image(question, backend, device, values)
+    admissions = certificates_of.judge(
+        variant.backend,
+        values,
+        arch=device.arch,
+        image=image.name,
+        on_cpu=device.gpu is None,
+        certificates=question.certificates,
+    )
     problems += judged.problems
     problems += image.problems if image.name is None else ()
     problems += [problem for each in admissions for problem in each.problems]
-    problems += _broken_rules(question, variant, recipe, image, settings)
+    problems += support.broken_rules(
+        variant.backend,
+        question.recipe.name,
+        getattr(settings, "quantization", None) or variant.quantization,
+        recipe,
+        image.facts,
+        tested=image.tested,
+    )
+    if image.name is not None:
+        problems += environment.uncleared(variant.backend, recipe, image.facts)
     need = fit.estimate(settings, model, backend.memory.overhead)
     candidate = msgspec.structs.replace(
         _bare(question, variant, backend, device),
         support=judged.level,
-        image=image.name or None,
-        settings=settings.model_dump(),
+        image=image.name,
+        settings=values,
         needs=need.needs(device.pool),
         limits=limits,
         context=getattr(settings, "context_size", None),
@@ -245,7 +261,7 @@ def _support(
     variant: LlamaCppVariant,
     device: Device,
     recipe: GpuRecipe | None,
-    settings: BackendSettings,
+    values: Mapping[str, object],
 ) -> support.Judgement:
     if device.gpu is None:
         return support.Judgement("full", (), ())
@@ -253,19 +269,19 @@ def _support(
         variant.backend,
         device,
         recipe,
-        settings=settings.model_dump(),
+        settings=values,
         allow_experimental=question.wishes.allow_experimental,
         where=f"GPU recipe {recipe.name}" if recipe else "GPU recipes",
     )
 
 
 def _image(
-    question: Question, backend: BackendRecipe, device: Device, settings: BackendSettings
+    question: Question, backend: BackendRecipe, device: Device, values: Mapping[str, object]
 ) -> images.Chosen:
     if question.runtime not in CONTAINERS:
-        return images.Chosen("", None)
+        return images.Chosen(None, None)
     known = question.certificates
-    bound = certificates_of.bound_image(backend.name, settings.model_dump(), device.arch, known)
+    bound = certificates_of.bound_image(backend.name, values, device.arch, known)
     return images.choose(
         backend,
         device,
@@ -273,37 +289,6 @@ def _image(
         wish=question.wishes.image,
         bound=bound,
         where=f"backend {backend.name}",
-    )
-
-
-def _admissions(
-    question: Question,
-    backend: str,
-    settings: BackendSettings,
-    device: Device,
-    image: str | None,
-) -> list[Admission]:
-    return certificates_of.judge(
-        backend,
-        settings.model_dump(),
-        arch=device.arch,
-        image=image or None,
-        on_cpu=device.gpu is None,
-        certificates=question.certificates,
-    )
-
-
-def _broken_rules(
-    question: Question,
-    variant: LlamaCppVariant,
-    recipe: GpuRecipe | None,
-    image: images.Chosen,
-    settings: BackendSettings,
-) -> Iterable[Problem]:
-    kind = getattr(settings, "quantization", None) or variant.quantization
-    name = question.recipe.name
-    return support.broken_rules(
-        variant.backend, name, kind, recipe, image.facts, tested=image.tested
     )
 
 

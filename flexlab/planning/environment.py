@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from flexlab.planning.images import is_older
@@ -20,7 +20,6 @@ class Environment(NamedTuple):
     cleared: tuple[str, ...]
     command: tuple[str, ...] | None
     reasons: tuple[Reason, ...]
-    problems: tuple[Problem, ...]
 
 
 def environment(
@@ -38,22 +37,54 @@ def environment(
     unless the image is known not to have it.
     """
     variables = dict(own)
-    cleared: dict[str, None] = {}
     reasons: list[Reason] = []
-    for block in gpu.environment if gpu else ():
-        if not _applies(block, backend, image):
-            continue
+    for block in _blocks(backend, gpu, image):
         for name in block.never:
             variables.pop(name, None)
-            cleared[name] = None
-        for name, value in block.variables.items():
-            variables[name] = value
-            cleared.pop(name, None)
+        variables |= block.variables
         if what := _told(block):
             because = f"{block.reason.removesuffix('.')} ({block.evidence}: {block.source})"
             reasons.append(Reason(choice=what, because=because, source=where))
-    command, problems = _command(tuple(cleared), image)
-    return Environment(variables, tuple(cleared), command, tuple(reasons), problems)
+    cleared = _cleared(backend, gpu, image)
+    command = _command(cleared, image)
+    return Environment(variables, cleared, command, tuple(reasons))
+
+
+def uncleared(backend: str, gpu: GpuRecipe | None, image: Image | None) -> tuple[Problem, ...]:
+    """What cannot be kept out of an image: it would fail on this arch."""
+    there = _to_unset(_cleared(backend, gpu, image), image)
+    if not there or (image is not None and image.program):
+        return ()
+    name = image.image if image else "this image"
+    return (
+        Problem(
+            code="env_uncleared",
+            message=f"nobody knows what {name} sets by itself or how it starts, so "
+            f"{' and '.join(there)} cannot be kept out of it, and it fails on this arch with them",
+            hint="name an image of the recipes (flexlab plan without --image shows which)",
+        ),
+    )
+
+
+def _blocks(backend: str, gpu: GpuRecipe | None, image: Image | None) -> Iterator[GpuEnvironment]:
+    return (block for block in (gpu.environment if gpu else ()) if _applies(block, backend, image))
+
+
+def _cleared(backend: str, gpu: GpuRecipe | None, image: Image | None) -> tuple[str, ...]:
+    """What must not be set; of two blocks about one variable the later one counts."""
+    cleared: dict[str, None] = {}
+    for block in _blocks(backend, gpu, image):
+        cleared |= dict.fromkeys(block.never)
+        for name in block.variables:
+            cleared.pop(name, None)
+    return tuple(cleared)
+
+
+def _to_unset(cleared: tuple[str, ...], image: Image | None) -> tuple[str, ...]:
+    """Those that the image sets, or may set where nobody looked."""
+    if image is None or image.env_baked is None:
+        return cleared
+    return tuple(name for name in cleared if name in image.env_baked)
 
 
 def _applies(block: GpuEnvironment, backend: str, image: Image | None) -> bool:
@@ -73,24 +104,11 @@ def _told(block: GpuEnvironment) -> str:
     return ", ".join([*words, *(f"never {name}" for name in block.never)])
 
 
-def _command(
-    cleared: tuple[str, ...], image: Image | None
-) -> tuple[tuple[str, ...] | None, tuple[Problem, ...]]:
-    own = image.program if image and image.entrypoint == "command" else None
-    if not cleared:
-        return own, ()
-    if image is not None and image.env_baked is not None:
-        cleared = tuple(name for name in cleared if name in image.env_baked)
-        if not cleared:
-            return own, ()
-    if image is not None and image.program:
-        unset = [word for name in cleared for word in ("-u", name)]
-        return ("env", *unset, *image.program), ()
-    name = image.image if image else "this image"
-    problem = Problem(
-        code="env_uncleared",
-        message=f"nobody knows what {name} sets by itself or how it starts, so "
-        f"{' and '.join(cleared)} cannot be kept out of it, and it fails on this arch with them",
-        hint="name an image of the recipes (flexlab plan without --image shows which)",
-    )
-    return None, (problem,)
+def _command(cleared: tuple[str, ...], image: Image | None) -> tuple[str, ...] | None:
+    """None: the image's own entrypoint."""
+    if image is None or not image.program:
+        return None
+    if there := _to_unset(cleared, image):
+        unset = [word for name in there for word in ("-u", name)]
+        return ("env", *unset, *image.program)
+    return image.program if image.entrypoint == "command" else None

@@ -17,7 +17,7 @@ class Chosen(NamedTuple):
     """An image, what is known of it, and what a plan has to say about the choice."""
 
     name: str | None
-    """None: none fits; `problems` say why."""
+    """None: none fits, as `problems` say; without any: the runtime starts no image."""
     facts: Image | None
     """None for an image of the user's that no recipe knows."""
     reasons: tuple[Reason, ...] = ()

@@ -133,7 +133,6 @@ def _contained(plan: LaunchPlan, told: container.Parts) -> LaunchPlan:
         shm_bytes=told.shm_bytes,
         port=told.port,
         reasons=(*plan.reasons, *told.environment.reasons),
-        problems=(*plan.problems, *told.environment.problems),
     )
 
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
 from secrets import token_hex
+from typing import Self
 
 from flexlab.spec.instance import Condition, Endpoint, InstanceState
 from flexlab.spec.lab import Progress
 from flexlab.spec.lease import Lease
-from flexlab.spec.machine import PoolKind
+from flexlab.spec.machine import Pool, PoolKind
 from flexlab.spec.plan import Candidate, Candidates, Keep, Refusal, Wishes
 
 NEVER = float("inf")
@@ -184,6 +185,19 @@ class PoolAccount:
     foreign_bytes: int | None = None
     sampled_at: float | None = None
     """Unix time of the reading."""
+
+    @classmethod
+    def of(cls, pool: Pool) -> Self:
+        """A pool of the machine as the scheduler accounts it."""
+        return cls(
+            id=pool.id,
+            kind=pool.kind,
+            total_bytes=pool.total_bytes,
+            reserve_bytes=pool.reserve_bytes,
+            limit_bytes=pool.budget_bytes,
+            used_bytes=pool.used_bytes,
+            sampled_at=pool.sampled_at,
+        )
 
     @property
     def usable_bytes(self) -> int | None:

@@ -25,8 +25,9 @@ from planning_lab import (
 from flexlab.core.units import GIB
 from flexlab.planning.explain import describe, explain
 from flexlab.planning.sizing import usable_bytes
-from flexlab.spec.machine import Problem
-from flexlab.spec.plan import Candidate, Refusal, RuntimeFacts, RuntimeName, Wishes
+from flexlab.recipes.catalogue import Catalogue
+from flexlab.spec.machine import Gpu, Pool, Problem
+from flexlab.spec.plan import Candidate, Candidates, Refusal, RuntimeFacts, RuntimeName, Wishes
 
 
 def codes(refusal: Refusal) -> list[str]:
@@ -249,6 +250,31 @@ def test_the_machine_is_described_in_one_line() -> None:
     assert describe(machine(total=None, threads=None)) == [
         "CPU: Test CPU, threads unknown; RAM unknown"
     ]
+
+
+def test_an_image_that_may_bake_in_what_the_arch_must_not_get_is_no_candidate() -> None:
+    """Whoever asks, not only `plan`: it is refused before anything is placed."""
+    slot = "0000:03:00.0"
+    gpu = Gpu(
+        index=0, id=slot, pool=slot, vendor="amd", arch="gfx906", name="Radeon VII", best=True,
+        pool_total_bytes=16 * GIB,
+    )  # fmt: skip
+    here = msgspec.structs.replace(
+        machine(),
+        gpus=(gpu,),
+        pools=(*machine().pools, Pool(id=slot, kind="vram", total_bytes=16 * GIB)),
+    )
+    model = recipe(variant("q4", SOURCE, 98_362_432) | {"devices": ["gpu", "cpu"]})
+    known = facts(runtimes={"docker": RuntimeFacts(name="docker", available=True)})
+
+    def plan(image: str | None) -> Candidates:
+        wishes = Wishes(runtime="docker", image=image)
+        return ask(model, here, known, wishes, gpu_recipe=Catalogue.load().gpu)
+
+    refusal = refused(plan("mine/llama:1"))
+    assert codes(refusal) == ["env_uncleared"]
+    (candidate,) = plan(None).items
+    assert candidate.devices == (slot,)
 
 
 def test_a_plan_is_explained_in_plain_sentences() -> None:
