@@ -133,6 +133,23 @@ def parse_settings(backend: str, base: S, wishes: Mapping[str, str]) -> S:
         raise UsageError(_first_message(error), "change one of the settings it names") from error
 
 
+def of_type(settings: BackendSettings, wanted: type[S], backend: str) -> S:
+    """The settings as the engine's own. Raises TypeError for another engine's."""
+    if not isinstance(settings, wanted):
+        raise TypeError(f"{backend} needs {wanted.__name__}, not {type(settings).__name__}")
+    return settings
+
+
+def option_words(options: Mapping[str, object]) -> list[str]:
+    """Options with a value, each a word of its own; None: the engine decides."""
+    return [
+        word
+        for option, value in options.items()
+        if value is not None
+        for word in (option, str(value))
+    ]
+
+
 def nearest(name: str, known: Iterable[str], other_names: Mapping[str, str] | None = None) -> str:
     """The known name that `name` most likely means; empty when none is close."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-\s.]+", "_", name.strip().lstrip("-")).lower()

@@ -18,6 +18,8 @@ from flexlab.backends.base import (
     Readiness,
     Site,
     explain_by_patterns,
+    of_type,
+    option_words,
 )
 from flexlab.backends.model_paths import PATH_MAX_CHARS, ModelPath
 from flexlab.spec.machine import Problem
@@ -109,7 +111,7 @@ class ComfyUi:
 
     def argv(self, settings: BackendSettings, site: Site) -> tuple[str, ...]:
         """Words after the program, every value a word of its own."""
-        chosen = _typed(settings)
+        chosen = of_type(settings, ComfyUiSettings, "comfyui")
         words = [
             "--listen", HOST, "--port", PORT,
             "--output-directory", chosen.output_directory, "--preview-method", chosen.previews,
@@ -119,9 +121,7 @@ class ComfyUi:
             "--extra-model-paths-config": chosen.extra_model_paths,
             "--enable-cors-header": chosen.cors_origin,
         }
-        for option, value in optional.items():
-            if value is not None:
-                words += [option, str(value)]
+        words += option_words(optional)
         words += _switches(chosen, site)
         return tuple(words)
 
@@ -152,9 +152,3 @@ def _switches(chosen: ComfyUiSettings, site: Site) -> Iterator[str]:
         yield "--disable-all-custom-nodes"
     if not chosen.api_nodes:
         yield "--disable-api-nodes"
-
-
-def _typed(settings: BackendSettings) -> ComfyUiSettings:
-    if not isinstance(settings, ComfyUiSettings):
-        raise TypeError(f"comfyui needs ComfyUiSettings, not {type(settings).__name__}")
-    return settings

@@ -19,6 +19,8 @@ from flexlab.backends.base import (
     Readiness,
     Site,
     explain_by_patterns,
+    of_type,
+    option_words,
 )
 from flexlab.backends.model_paths import ModelPath
 from flexlab.spec.machine import Problem
@@ -169,7 +171,7 @@ class Diffusers:
 
     def argv(self, settings: BackendSettings, site: Site) -> tuple[str, ...]:
         """Long option names of our own server, every value a word of its own."""
-        chosen = _typed(settings)
+        chosen = of_type(settings, DiffusersSettings, "diffusers")
         words = [
             "--host", HOST, "--port", PORT, "--api-key-file", API_KEY_FILE,
             "--model", site.model_path, "--alias", site.served_name,
@@ -197,9 +199,7 @@ class Diffusers:
             "--vae": chosen.vae,
             "--controlnet": chosen.controlnet,
         }
-        for option, value in optional.items():
-            if value is not None:
-                words += [option, str(value)]
+        words += option_words(optional)
         return tuple(words)
 
     def env(self, settings: BackendSettings, site: Site) -> dict[str, str]:
@@ -215,9 +215,3 @@ class Diffusers:
     def explain(self, log_tail: str, patterns: Iterable[ErrorPattern]) -> Problem | None:
         """A start ends in a traceback; its last line has the reason."""
         return explain_by_patterns(log_tail, patterns)
-
-
-def _typed(settings: BackendSettings) -> DiffusersSettings:
-    if not isinstance(settings, DiffusersSettings):
-        raise TypeError(f"diffusers needs DiffusersSettings, not {type(settings).__name__}")
-    return settings

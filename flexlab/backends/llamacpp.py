@@ -20,6 +20,8 @@ from flexlab.backends.base import (
     Readiness,
     Site,
     explain_by_patterns,
+    of_type,
+    option_words,
 )
 from flexlab.backends.model_paths import ModelPath, ModelPaths
 from flexlab.spec.machine import Problem
@@ -186,7 +188,7 @@ class LlamaCpp:
 
     def argv(self, settings: BackendSettings, site: Site) -> tuple[str, ...]:
         """Long option names of llama-server, every value a word of its own."""
-        chosen = _typed(settings)
+        chosen = of_type(settings, LlamaCppSettings, "llamacpp")
         words = [
             "--host", HOST, "--port", PORT, "--api-key-file", API_KEY_FILE,
             "--model", site.model_path, "--alias", site.served_name,
@@ -197,9 +199,7 @@ class LlamaCpp:
             "--cache-type-k", chosen.cache_type_k, "--cache-type-v", chosen.cache_type_v,
             "--cache-ram", str(chosen.cache_ram_mib),
         ]  # fmt: skip
-        for option, value in _options(chosen, site).items():
-            if value is not None:
-                words += [option, str(value)]
+        words += option_words(_options(chosen, site))
         words += _switches(chosen)
         return tuple(words)
 
@@ -275,9 +275,3 @@ def _switches(chosen: LlamaCppSettings) -> Iterator[str]:
         yield "--reranking"
     if chosen.metrics:
         yield "--metrics"
-
-
-def _typed(settings: BackendSettings) -> LlamaCppSettings:
-    if not isinstance(settings, LlamaCppSettings):
-        raise TypeError(f"llamacpp needs LlamaCppSettings, not {type(settings).__name__}")
-    return settings

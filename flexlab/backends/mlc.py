@@ -18,6 +18,7 @@ from flexlab.backends.base import (
     Readiness,
     Site,
     explain_by_patterns,
+    of_type,
 )
 from flexlab.backends.memory_share import chosen_share, granted_share
 from flexlab.spec.machine import Problem
@@ -96,7 +97,7 @@ class Mlc:
 
     def argv(self, settings: BackendSettings, site: Site) -> tuple[str, ...]:
         """The subcommand, the model, and options with every value a word of its own."""
-        chosen = _typed(settings)
+        chosen = of_type(settings, MlcSettings, "mlc")
         words = ["serve", site.model_path, "--mode", chosen.mode]
         if chosen.model_lib_path is not None:
             words += ["--model-lib", chosen.model_lib_path]
@@ -107,7 +108,7 @@ class Mlc:
 
     def env(self, settings: BackendSettings, site: Site) -> dict[str, str]:
         """A library that was compiled beforehand is never silently compiled anew."""
-        chosen = _typed(settings)
+        chosen = of_type(settings, MlcSettings, "mlc")
         policy = chosen.jit_policy or ("OFF" if chosen.model_lib_path is not None else None)
         found: dict[str, str] = {"MLC_JIT_POLICY": policy} if policy is not None else {}
         if chosen.gpu_memory_bytes is not None:
@@ -146,9 +147,3 @@ def _memory_share(chosen: MlcSettings, site: Site) -> str | None:
     if chosen.gpu_memory_bytes is not None:
         return granted_share(chosen.gpu_memory_bytes, site.total_bytes)
     return granted_share(site.claim_bytes, site.total_bytes)
-
-
-def _typed(settings: BackendSettings) -> MlcSettings:
-    if not isinstance(settings, MlcSettings):
-        raise TypeError(f"mlc needs MlcSettings, not {type(settings).__name__}")
-    return settings

@@ -8,17 +8,23 @@ from typing import Annotated
 from pydantic import AfterValidator, StringConstraints
 from pydantic_core import PydanticCustomError
 
-MODELS_DIR = "/models/"
+MODELS_DIR = "/models"
 PATH_MAX_CHARS = 4096
 OUTSIDE = "path_outside_models"
 """Type of the error for a path that would lead elsewhere."""
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Below, word by word: a path with a step up or an empty step is none, wherever it leads."""
+    inside = path.startswith(folder.rstrip("/") + "/") and posixpath.normpath(path) == path
+    return inside and path.isprintable()
 
 
 def below_models(path: str) -> str:
     """The path, unless it is relative, has a step up or an empty step, or leads elsewhere."""
     if not path.isprintable():
         raise PydanticCustomError(OUTSIDE, "a path holds characters that nobody can see")
-    if not path.startswith(MODELS_DIR) or posixpath.normpath(path) != path:
+    if not is_below(path, MODELS_DIR):
         raise PydanticCustomError(
             OUTSIDE, "a path must lie below /models, without steps up and without a last slash"
         )

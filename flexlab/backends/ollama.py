@@ -19,6 +19,7 @@ from flexlab.backends.base import (
     Readiness,
     Site,
     explain_by_patterns,
+    of_type,
 )
 from flexlab.core.errors import UsageError
 from flexlab.spec.machine import Problem
@@ -91,12 +92,12 @@ class Ollama:
 
     def argv(self, settings: BackendSettings, site: Site) -> tuple[str, ...]:
         """The subcommand alone: everything else is a variable."""
-        _typed(settings)
+        of_type(settings, OllamaSettings, "ollama")
         return ("serve",)
 
     def env(self, settings: BackendSettings, site: Site) -> dict[str, str]:
         """What a request that says nothing gets. Its port is the engine's usual one."""
-        chosen = _typed(settings)
+        chosen = of_type(settings, OllamaSettings, "ollama")
         found = {
             "OLLAMA_HOST": _ANY_ADDRESS,
             "OLLAMA_CONTEXT_LENGTH": str(chosen.context_size),
@@ -119,7 +120,7 @@ class Ollama:
 
         Raises UsageError where no name in Ollama's library is known.
         """
-        chosen = _typed(settings)
+        chosen = of_type(settings, OllamaSettings, "ollama")
         source = chosen.model or _library_name(site.model_path)
         name = site.served_name
         copy = Step(kind="copy", path="/api/copy", body={"source": source, "destination": name})
@@ -170,9 +171,3 @@ def _library_name(path: str) -> str:
             code="wrong_setting",
         )
     return path
-
-
-def _typed(settings: BackendSettings) -> OllamaSettings:
-    if not isinstance(settings, OllamaSettings):
-        raise TypeError(f"ollama needs OllamaSettings, not {type(settings).__name__}")
-    return settings

@@ -22,6 +22,8 @@ from flexlab.backends.base import (
     Readiness,
     Site,
     explain_by_patterns,
+    of_type,
+    option_words,
 )
 from flexlab.backends.memory_share import chosen_share, granted_share
 from flexlab.spec.machine import Problem
@@ -232,16 +234,14 @@ class Vllm:
 
     def argv(self, settings: BackendSettings, site: Site) -> tuple[str, ...]:
         """Long option names of the OpenAI server, every value a word of its own."""
-        chosen = _typed(settings)
+        chosen = of_type(settings, VllmSettings, "vllm")
         words = [
             "--host", HOST, "--port", PORT, "--allowed-origins", "[]",
             "--model", site.model_path, "--served-model-name", site.served_name,
             "--max-model-len", str(chosen.context_size),
             "--dtype", chosen.dtype, "--kv-cache-dtype", chosen.kv_cache_dtype,
         ]  # fmt: skip
-        for option, value in _options(chosen, site).items():
-            if value is not None:
-                words += [option, str(value)]
+        words += option_words(_options(chosen, site))
         words += _switches(chosen)
         if chosen.lora_modules is not None:
             adapters: dict[str, str] = json.loads(chosen.lora_modules)
@@ -250,7 +250,7 @@ class Vllm:
 
     def env(self, settings: BackendSettings, site: Site) -> dict[str, str]:
         """The attention backend, for builds that have no option for it."""
-        wanted = _typed(settings).attention_backend
+        wanted = of_type(settings, VllmSettings, "vllm").attention_backend
         if wanted is None or not _is_before(site.build, _ATTENTION_OPTION_SINCE):
             return {}
         return {"VLLM_ATTENTION_BACKEND": wanted}
@@ -319,9 +319,3 @@ def _is_before(build: str | None, version: tuple[int, int]) -> bool:
     """Whether a build is older; one that is not known is taken for a new one."""
     found = re.match(r"v?([0-9]{1,6})\.([0-9]{1,6})", build or "", re.ASCII)
     return found is not None and (int(found[1]), int(found[2])) < version
-
-
-def _typed(settings: BackendSettings) -> VllmSettings:
-    if not isinstance(settings, VllmSettings):
-        raise TypeError(f"vllm needs VllmSettings, not {type(settings).__name__}")
-    return settings

@@ -17,6 +17,21 @@ from flexlab.core.errors import UsageError
 F = TypeVar("F", bound=Callable[..., Any])
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Answer as JSON, in a stable shape.")]
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="A recipe's name or alias, hf://ORG/REPO/FILE.gguf, or a path to a .gguf.",
+        show_default=False,
+    ),
+]
+VariantOption = Annotated[
+    str | None, typer.Option("--variant", metavar="NAME", help="Only this variant of the recipe.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the engine. Repeatable."),
+]
 SysrootOption = Annotated[
     str | None,
     typer.Option(

@@ -9,7 +9,10 @@ import typer
 from flexlab.cli import output
 from flexlab.cli.common import (
     JsonOption,
+    ModelArgument,
+    SetOption,
     SysrootOption,
+    VariantOption,
     key_values,
     machine_root,
     model_word,
@@ -26,14 +29,7 @@ app = verb_app()
 
 @app.command()
 def plan(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="A recipe's name or alias, hf://ORG/REPO/FILE.gguf, or a path to a .gguf.",
-            show_default=False,
-        ),
-    ] = None,
+    model: ModelArgument = None,
     backend: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only this engine; never another one.")
     ] = None,
@@ -44,16 +40,11 @@ def plan(
         str | None,
         typer.Option("--gpu", metavar="GPU", help="Only this one, by index or id; or cpu."),
     ] = None,
-    variant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only this variant of the recipe.")
-    ] = None,
+    variant: VariantOption = None,
     image: Annotated[
         str | None, typer.Option("--image", metavar="IMAGE", help="This container image.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the engine. Repeatable."),
-    ] = None,
+    settings: SetOption = None,
     allow_experimental: Annotated[
         bool,
         typer.Option("--allow-experimental", help="Also what is experimental or unknown."),

@@ -10,7 +10,16 @@ from typing import Annotated, cast
 import typer
 
 from flexlab.cli import output
-from flexlab.cli.common import JsonOption, key_values, model_word, need_words, verb_app
+from flexlab.cli.common import (
+    JsonOption,
+    ModelArgument,
+    SetOption,
+    VariantOption,
+    key_values,
+    model_word,
+    need_words,
+    verb_app,
+)
 from flexlab.cli.ensure import Ready, ensure_up
 from flexlab.cli.stream import Answer, AnswerStream
 from flexlab.core.errors import FlexLabError, UsageError
@@ -30,27 +39,15 @@ app = verb_app()
 
 @app.command()
 def up(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="A recipe's name or alias, hf://ORG/REPO/FILE.gguf, or a path to a .gguf.",
-            show_default=False,
-        ),
-    ] = None,
+    model: ModelArgument = None,
     runtime: Annotated[
         str | None, typer.Option(metavar="NAME", help="How to start it: process.")
     ] = None,
     backend: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only this engine, such as llamacpp.")
     ] = None,
-    variant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only this variant of the recipe.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the engine. Repeatable."),
-    ] = None,
+    variant: VariantOption = None,
+    settings: SetOption = None,
     keep: Annotated[
         bool | None,
         typer.Option("--keep/--no-keep", help="Keep it warm: it comes back after a preemption."),

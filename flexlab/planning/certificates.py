@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import datetime
 import json
-import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from flexlab.backends.model_paths import is_below
 from flexlab.recipes.certificate_schema import Bound, Certificate
 from flexlab.spec.machine import Problem
 from flexlab.spec.plan import Admission
@@ -169,15 +169,8 @@ def _within(bound: Bound, value: object) -> bool:
     if bound.at_most is not None:
         return isinstance(value, int) and not isinstance(value, bool) and value <= bound.at_most
     if bound.below is not None:
-        return isinstance(value, str) and _is_below(value, bound.below)
+        return isinstance(value, str) and is_below(value, bound.below)
     return _means(value) == _means(bound.exactly)
-
-
-def _is_below(path: str, folder: str) -> bool:
-    """Below, word by word: a path with a step up is none of ours, wherever it leads."""
-    if not path.startswith("/") or "\0" in path or ".." in path.split("/"):
-        return False
-    return posixpath.normpath(path).startswith(folder.rstrip("/") + "/")
 
 
 def _means(value: object) -> tuple[str, object]:

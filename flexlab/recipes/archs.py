@@ -40,9 +40,9 @@ class Archs:
     def problems(self) -> list[Skipped]:
         """Wrong parents, and archs that stand in two recipes of the same origin."""
         wrong = dict.fromkeys(
-            (recipe.name, failure.message)
+            (recipe.name, whole.message)
             for recipe in self._shelf.all()
-            if (failure := self._failure(recipe)) is not None
+            if isinstance(whole := self._judged(recipe), RecipeError)
         )
         found = [Skipped(self._shelf.files[name].path, text) for name, text in wrong]
         return found + list(self._clashes())
@@ -80,20 +80,17 @@ class Archs:
         found: dict[str, GpuRecipe | RecipeError] = {}
         files = self._shelf.files
         for recipe in sorted(self._shelf.all(), key=lambda one: files[one.name].origin != "user"):
-            whole = self._failure(recipe) or self.whole(recipe, self._extends(recipe))
+            whole = self._judged(recipe)
             for arch in recipe.archs:
                 found.setdefault(arch, whole)
         return found
 
-    def _failure(self, recipe: GpuRecipe) -> RecipeError | None:
+    def _judged(self, recipe: GpuRecipe) -> GpuRecipe | RecipeError:
+        """With all that it extends, or what is wrong with its parents."""
         try:
-            self.whole(recipe, self._extends(recipe))
+            return self.whole(recipe, self._shelf.where(recipe.name, ("extends",)))
         except RecipeError as failure:
             return failure
-        return None
-
-    def _extends(self, recipe: GpuRecipe) -> str:
-        return self._shelf.where(recipe.name, ("extends",))
 
     def _ancestors(self, name: str) -> Iterator[GpuRecipe]:
         """The recipe itself and its parents as their files have them, the nearest first."""
