@@ -113,11 +113,6 @@ def test_a_wrong_name_suggests_the_right_one(typed: str, meant: str) -> None:
         parse(**{typed: "1"})
 
 
-def test_other_names_lead_to_settings_that_exist() -> None:
-    assert set(ComfyUiSettings.other_names.values()) <= set(ComfyUiSettings.model_fields)
-    assert not set(ComfyUiSettings.other_names) & set(ComfyUiSettings.model_fields)
-
-
 @given(
     st.dictionaries(
         st.sampled_from(sorted(ComfyUiSettings.model_fields)),

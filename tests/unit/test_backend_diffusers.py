@@ -165,11 +165,6 @@ def test_a_wrong_name_suggests_the_right_one(typed: str, meant: str) -> None:
         parse(**{typed: "1"})
 
 
-def test_other_names_lead_to_settings_that_exist() -> None:
-    assert set(DiffusersSettings.other_names.values()) <= set(DiffusersSettings.model_fields)
-    assert not set(DiffusersSettings.other_names) & set(DiffusersSettings.model_fields)
-
-
 @given(
     st.dictionaries(
         st.sampled_from(sorted(DiffusersSettings.model_fields)),

@@ -66,11 +66,6 @@ def test_a_wrong_name_suggests_the_right_one(typed: str, meant: str) -> None:
         parse(**{typed: "1"})
 
 
-def test_other_names_lead_to_settings_that_exist() -> None:
-    assert set(LlamaCppSettings.other_names.values()) <= set(LlamaCppSettings.model_fields)
-    assert not set(LlamaCppSettings.other_names) & set(LlamaCppSettings.model_fields)
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [

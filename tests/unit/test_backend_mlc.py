@@ -133,11 +133,6 @@ def test_a_wrong_name_suggests_the_right_one(typed: str, meant: str) -> None:
         parse(**{typed: "1"})
 
 
-def test_other_names_lead_to_settings_that_exist() -> None:
-    assert set(MlcSettings.other_names.values()) <= set(MlcSettings.model_fields)
-    assert not set(MlcSettings.other_names) & set(MlcSettings.model_fields)
-
-
 @given(
     st.dictionaries(
         st.sampled_from(sorted(MlcSettings.model_fields)),

@@ -142,11 +142,6 @@ def test_a_wrong_name_suggests_the_right_one(typed: str, meant: str) -> None:
         parse(**{typed: "1"})
 
 
-def test_other_names_lead_to_settings_that_exist() -> None:
-    assert set(OllamaSettings.other_names.values()) <= set(OllamaSettings.model_fields)
-    assert not set(OllamaSettings.other_names) & set(OllamaSettings.model_fields)
-
-
 @given(
     st.dictionaries(
         st.sampled_from(sorted(OllamaSettings.model_fields)),

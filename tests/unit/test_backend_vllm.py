@@ -77,11 +77,6 @@ def test_a_wrong_name_suggests_the_right_one(typed: str, meant: str) -> None:
         parse(**{typed: "1"})
 
 
-def test_other_names_lead_to_settings_that_exist() -> None:
-    assert set(VllmSettings.other_names.values()) <= set(VllmSettings.model_fields)
-    assert not set(VllmSettings.other_names) & set(VllmSettings.model_fields)
-
-
 def test_code_of_strangers_is_never_offered() -> None:
     with pytest.raises(UsageError, match="no setting 'trust_remote_code'"):
         parse(trust_remote_code="true")
