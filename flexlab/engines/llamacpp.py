@@ -38,26 +38,34 @@ class CannotServe(Exception):
         self.exit_code = exit_code
 
 
-def check_model(path: str) -> None:
-    """xllamacpp says the same RuntimeError for every wrong file, so the file is judged first."""
+def check_gguf(path: str, what: str) -> None:
+    """xllamacpp says the same RuntimeError for every wrong file, so each is judged first."""
     try:
         with Path(path).open("rb") as file:
             magic = file.read(len(GGUF_MAGIC))
     except FileNotFoundError:
         raise CannotServe(
             engine.EXIT_BAD_MODEL,
-            f"there is no model file {path}; put it back, or name another one",
+            f"there is no {what} file {path}; put it back, or name another one",
         ) from None
     except OSError as error:
         reason = error.strerror or error
         raise CannotServe(
-            engine.EXIT_BAD_MODEL, f"cannot read the model file {path}: {reason}; see ls -l"
+            engine.EXIT_BAD_MODEL, f"cannot read the {what} file {path}: {reason}; see ls -l"
         ) from None
     if magic != GGUF_MAGIC:
         raise CannotServe(
             engine.EXIT_BAD_MODEL,
             f"{path} is not a GGUF file (it does not begin with GGUF); name another one",
         )
+
+
+def check_slot_folder(path: str) -> None:
+    """llama.cpp finds out at the first snapshot only, and then answers 500."""
+    if not Path(path).is_dir():
+        raise WrongOptions(f"--slot-save-path: there is no folder {path}; create it (mkdir -p)")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise WrongOptions(f"--slot-save-path: {path} cannot be written to; see ls -ld")
 
 
 def check_port(host: str, port: int) -> None:
@@ -155,11 +163,18 @@ def _fill(params: Any, options: Options, library: Any) -> None:
     # Always on: FlexLab's own rates, busy slots and context come from these three.
     params.endpoint_metrics = params.endpoint_slots = params.endpoint_props = True
     _fill_threads(params, options)
+    _fill_speculation(params.speculative, options, library)
+    params.lora_adapters = [library.CommonAdapterLoraInfo(path, 1.0) for path in options.loras]
+    if options.mmproj is not None:
+        params.mmproj.path = options.mmproj
+    if options.reasoning_budget is not None:
+        params.sampling.reasoning_budget_tokens = options.reasoning_budget
     optional = {
         "n_batch": options.batch_size,
         "n_ubatch": options.ubatch_size,
         "cache_ram_mib": options.cache_ram_mib,
         "chat_template": options.chat_template,
+        "n_predict": options.n_predict,
         "slot_save_path": options.slot_save_path,
         "flash_attn_type": _member(
             library.llama_flash_attn_type, "LLAMA_FLASH_ATTN_TYPE", options.flash_attention
@@ -167,6 +182,9 @@ def _fill(params: Any, options: Options, library: Any) -> None:
         "cache_type_k": _member(library.ggml_type, "GGML_TYPE", options.cache_type_k),
         "cache_type_v": _member(library.ggml_type, "GGML_TYPE", options.cache_type_v),
         "pooling_type": _member(library.llama_pooling_type, "LLAMA_POOLING_TYPE", options.pooling),
+        "reasoning_format": _member(
+            library.common_reasoning_format, "COMMON_REASONING_FORMAT", options.reasoning_format
+        ),
     }
     for name, value in optional.items():
         if value is not None:
@@ -181,14 +199,39 @@ def _fill_threads(params: Any, options: Options) -> None:
         params.cpuparams_batch.n_threads = batch
 
 
+def _fill_speculation(speculative: Any, options: Options, library: Any) -> None:
+    """Drafts within draft_min and draft_max.
+
+    Only drafts of a second model heed `draft.n_max` and `draft.n_min`. Those of n-grams are
+    `size_m` tokens long and are thrown away below `size_n`, which is also how many tokens have to
+    be the same before one is made (xllamacpp 2026.10.11549, tried with 4, 8, 16 and 48).
+    """
+    kind = _member(library.common_speculative_type, "COMMON_SPECULATIVE_TYPE", options.spec_type)
+    if kind is None:
+        return
+    speculative.types = [kind]
+    ngram = speculative.ngram_simple
+    fewest = max(ngram.size_n, options.draft_min or 0)
+    most = max(ngram.size_m, fewest) if options.draft_max is None else options.draft_max
+    ngram.size_n, ngram.size_m = min(fewest, most), most
+
+
 def _member(enumeration: Any, prefix: str, word: str | None) -> Any:
-    return None if word is None else enumeration[f"{prefix}_{word.upper()}"]
+    if word is None:
+        return None
+    return enumeration[f"{prefix}_{word.upper().replace('-', '_')}"]
 
 
 def serve(options: Options) -> None:
     """Load the model and serve until SIGTERM or SIGINT. Raises CannotServe."""
     keys = read_keys(options.api_key_file)
-    check_model(options.model)
+    files = {options.model: "model"}
+    files |= {path: "projector" for path in (options.mmproj,) if path is not None}
+    files |= dict.fromkeys(options.loras, "adapter")
+    for path, what in files.items():
+        check_gguf(path, what)
+    if options.slot_save_path is not None:
+        check_slot_folder(options.slot_save_path)
     check_port(options.host, options.port)
     library = load_library()
     params = parameters(options, keys, library)
@@ -198,7 +241,7 @@ def serve(options: Options) -> None:
     except RuntimeError as error:
         raise CannotServe(
             engine.EXIT_LOAD_FAILED,
-            f"llama.cpp could not load {options.model} ({error}); "
+            f"llama.cpp could not load {' with '.join(files)} ({error}); "
             "the cause is in the log lines before this one",
         ) from None
     _wait_for_end(server)

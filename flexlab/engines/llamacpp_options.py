@@ -9,7 +9,11 @@ from typing import Any, NoReturn
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 POOLING_TYPES = ("none", "mean", "cls", "last", "rank")
+REASONING_FORMATS = ("auto", "none", "deepseek", "deepseek-legacy")
 FLASH_ATTENTION = {"on": "enabled", "off": "disabled", "auto": "auto"}
+
+_SHORT_MAX = 2**16 - 1
+"""llama.cpp holds the lengths of n-grams in 16 bits."""
 
 
 class WrongOptions(Exception):
@@ -40,7 +44,17 @@ class Options:
     chat_template: str | None = None
     embeddings: bool = False
     pooling: str | None = None
+    n_predict: int | None = None
+    """Tokens of an answer whose request names no limit."""
+    mmproj: str | None = None
+    loras: tuple[str, ...] = ()
+    reasoning_format: str | None = None
+    reasoning_budget: int | None = None
+    spec_type: str | None = None
+    draft_max: int | None = None
+    draft_min: int | None = None
     slot_save_path: str | None = None
+    """Of a folder, with its last slash."""
     api_key_file: str | None = None
 
 
@@ -66,6 +80,7 @@ def parse(argv: list[str]) -> Options:
     given, unknown = parser.parse_known_args(argv)
     if unknown:
         raise WrongOptions(_unknown_sentence(unknown[0], parser.words))
+    _check_together(given)
     return Options(
         model=given.model,
         aliases=tuple(name.strip() for name in given.alias.split(",") if name.strip()),
@@ -84,8 +99,16 @@ def parse(argv: list[str]) -> Options:
         cache_ram_mib=given.cache_ram,
         jinja=given.jinja,
         chat_template=given.chat_template,
-        embeddings=given.embeddings,
-        pooling=given.pooling,
+        embeddings=given.embeddings or given.reranking,
+        pooling="rank" if given.reranking else given.pooling,
+        n_predict=given.n_predict,
+        mmproj=given.mmproj,
+        loras=tuple(path for path in given.lora.split(",") if path),
+        reasoning_format=given.reasoning_format,
+        reasoning_budget=given.reasoning_budget,
+        spec_type=given.spec_type,
+        draft_max=given.spec_draft_n_max,
+        draft_min=given.spec_draft_n_min,
         slot_save_path=_folder(given.slot_save_path),
         api_key_file=given.api_key_file,
     )
@@ -115,14 +138,31 @@ def _parser() -> _Parser:
     add("--cache-ram", type=int, metavar="MIB", help="prompt cache; 0 none, -1 without limit")
     add("--jinja", action=argparse.BooleanOptionalAction, default=True)
     add("--chat-template", metavar="TEMPLATE", help="its text, or the name of a built-in one")
+    add("--n-predict", type=_unlimited, metavar="N", help="tokens of an answer; -1: no limit")
     add("--embeddings", action="store_true")
     add("--pooling", choices=POOLING_TYPES)
+    add("--reranking", action="store_true", help="/v1/rerank, for a model with a rank head")
+    add("--mmproj", metavar="FILE", help="projector for images and sounds")
+    add("--lora", default="", metavar="FILE[,FILE]", help="adapters, each at full strength")
+    add("--reasoning-format", choices=REASONING_FORMATS)
+    add("--reasoning-budget", type=_unlimited, metavar="N", help="tokens; 0 none, -1 no limit")
+    add("--spec-type", choices=("none", "ngram-simple"), help="draft from what was said before")
+    add("--spec-draft-n-max", type=_short_positive, metavar="N", help="most tokens of a draft")
+    add("--spec-draft-n-min", type=_short_count, metavar="N", help="fewest tokens of a draft")
     add("--slot-save-path", metavar="FOLDER")
     add("--api-key-file", metavar="FILE", help="one key a line; /dev/fd/N for an inherited one")
     for always_on in ("--metrics", "--slots", "--props"):
         add(always_on, action="store_true", help="always on here")
     add("--no-webui", action="store_true", help="there is none here")
     return parser
+
+
+def _check_together(given: argparse.Namespace) -> None:
+    if given.reranking and (given.embeddings or given.pooling not in (None, "rank")):
+        raise WrongOptions("--reranking pools by itself; leave --embeddings and --pooling out")
+    most, fewest = given.spec_draft_n_max, given.spec_draft_n_min
+    if most is not None and fewest is not None and fewest > most:
+        raise WrongOptions(f"--spec-draft-n-min {fewest} is more than --spec-draft-n-max {most}")
 
 
 def _unknown_sentence(word: str, known_words: list[str]) -> str:
@@ -147,6 +187,18 @@ def _count(text: str) -> int:
 
 def _positive(text: str) -> int:
     return _bounded(text, low=1)
+
+
+def _unlimited(text: str) -> int:
+    return _bounded(text, low=-1)
+
+
+def _short_count(text: str) -> int:
+    return _bounded(text, low=0, high=_SHORT_MAX)
+
+
+def _short_positive(text: str) -> int:
+    return _bounded(text, low=1, high=_SHORT_MAX)
 
 
 def _bounded(text: str, *, low: int, high: int = 2**31 - 1) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec import structs
 from waiting import until
 
 from flexlab.backends.base import Site
@@ -65,8 +66,9 @@ def runtime() -> Iterator[ProcessRuntime]:
     runtime.close()
 
 
-def plan(model: Path, env: dict[str, str] | None = None) -> LaunchPlan:
-    settings = LlamaCppSettings(context_size=CONTEXT, parallel=2, n_gpu_layers=0, cache_ram_mib=0)
+def plan(model: Path, env: dict[str, str] | None = None, **more: Any) -> LaunchPlan:
+    wanted = {"context_size": CONTEXT, "parallel": 2, "n_gpu_layers": 0, "cache_ram_mib": 0, **more}
+    settings = LlamaCppSettings.model_validate(wanted)
     args = LlamaCpp().argv(settings, Site(model_path=str(model), served_name=NAME, threads=2))
     return LaunchPlan(
         model=NAME,
@@ -194,6 +196,59 @@ class TestReadyEngine:
         assert held is not None
         assert held.resident_bytes > model_path.stat().st_size / 2
         assert ProcessRuntime().find(launch.instance) == engine.ref
+
+
+def started_and_ready(runtime: ProcessRuntime, wanted: LaunchPlan, folder: Path) -> Started:
+    started = runtime.start(wanted, new_launch(folder))
+    until(lambda: ready(started), 60)
+    return started
+
+
+def test_drafts_of_what_was_said_before(
+    runtime: ProcessRuntime, model_path: Path, tmp_path: Path
+) -> None:
+    """The answer is the same as without them."""
+    said = "The quick brown fox jumps over the lazy dog and runs away from the bear. " * 4
+    body = chat(max_tokens=60, messages=[{"role": "user", "content": f"Repeat this: {said}"}])
+    answers: list[dict[str, Any]] = []
+    drafting: dict[str, Any] = {"spec_type": "ngram-simple", "draft_max": 4, "draft_min": 1}
+    for more in ({}, drafting):
+        started = started_and_ready(runtime, plan(model_path, **more), tmp_path)
+        answers.append(json.loads(ask(started.endpoint, "/v1/chat/completions", body)[1]))
+        assert runtime.stop(started.ref, 10)
+    plain, drafted = answers
+    assert drafted["choices"][0]["message"] == plain["choices"][0]["message"]
+    assert drafted["timings"]["draft_n_accepted"] > 0
+    assert "draft_n" not in plain["timings"]
+
+
+def test_a_slot_outlives_its_engine(
+    runtime: ProcessRuntime, model_path: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "slots"
+    folder.mkdir()
+    wanted = plan(model_path, parallel=1)
+    wanted = structs.replace(wanted, args=(*wanted.args, "--slot-save-path", str(folder)))
+    told: dict[str, dict[str, int]] = {}
+    for action in ("save", "restore"):
+        started = started_and_ready(runtime, wanted, tmp_path)
+        if action == "save":
+            ask(started.endpoint, "/v1/chat/completions", chat(max_tokens=4))
+        status, body = ask(started.endpoint, f"/slots/0?action={action}", {"filename": "one"})
+        assert status == 200
+        told[action] = json.loads(body)
+        assert runtime.stop(started.ref, 10)
+    assert told["restore"]["n_restored"] == told["save"]["n_saved"] > 0
+
+
+def test_texts_are_ranked(runtime: ProcessRuntime, model_path: Path, tmp_path: Path) -> None:
+    """The route and its form; a chat model has no rank head, so that its scores mean nothing."""
+    started = started_and_ready(runtime, plan(model_path, reranking=True), tmp_path)
+    question = {"query": "What is a panda?", "documents": ["a bear of China", "a city"]}
+    status, body = ask(started.endpoint, "/v1/rerank", question)
+    assert status == 200
+    assert sorted(one["index"] for one in json.loads(body)["results"]) == [0, 1]
+    assert runtime.stop(started.ref, 10)
 
 
 def test_a_stop_does_not_wait_for_answers(

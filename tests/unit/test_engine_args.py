@@ -93,6 +93,13 @@ def test_further_names_and_folders() -> None:
     assert options.slot_save_path == "/var/slots/"  # llama.cpp adds no separator
 
 
+def test_reranking_is_a_pooling() -> None:
+    options = parse(["--model", "m", "--reranking"])
+    assert (options.embeddings, options.pooling) == (True, "rank")
+    with pytest.raises(WrongOptions, match="--reranking"):
+        parse(["--model", "m", "--reranking", "--embeddings"])
+
+
 def test_the_parameters_of_the_installed_engine() -> None:
     library = pytest.importorskip("xllamacpp", reason="needs the extra `embedded`")
     options = Options(
