@@ -10,14 +10,15 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from typing import ClassVar, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from flexlab.backends.model_paths import OUTSIDE
 from flexlab.core.errors import UsageError
 from flexlab.core.text import clean_line
 from flexlab.spec.machine import Problem
-from flexlab.spec.plan import API_KEY_FILE, HOST, PORT
+from flexlab.spec.plan import API_KEY_FILE, HOST, PORT, Step
 
 
 class Site(NamedTuple):
@@ -106,6 +107,14 @@ class Backend(Protocol):
         """Why it failed, by the end of its log; None when no pattern knows the cause."""
 
 
+@runtime_checkable
+class Prepares(Protocol):
+    """An engine that answers before it has a model, and is brought one."""
+
+    def after_start(self, settings: BackendSettings, site: Site) -> tuple[Step, ...]:
+        """What to ask of it, in this order, before it can be ready."""
+
+
 def parse_settings(backend: str, base: S, wishes: Mapping[str, str]) -> S:
     """`base` with the `--set key=value` of `wishes`, each value read as its field's type.
 
@@ -113,8 +122,20 @@ def parse_settings(backend: str, base: S, wishes: Mapping[str, str]) -> S:
     a typing mistake is never a silent other value. `null` unsets an optional setting.
     Raises UsageError, naming every wrong setting and the nearest valid one.
     """
+    settings, wrong = read_settings(backend, base, wishes)
+    if wrong is not None:
+        raise wrong
+    return settings
+
+
+def read_settings(backend: str, base: S, wishes: Mapping[str, str]) -> tuple[S, UsageError | None]:
+    """As `parse_settings`, but as far as the wishes are right, and what is wrong with the others.
+
+    The error's code is `path_outside_models` where nothing is wrong but where a path leads.
+    """
     chosen = base.model_dump()
     wrong: list[str] = []
+    outside: list[str] = []
     hint = "write --set NAME=VALUE, the value a plain number, a word, true or false"
     for name, text in wishes.items():
         if name not in type(base).model_fields:
@@ -124,13 +145,21 @@ def parse_settings(backend: str, base: S, wishes: Mapping[str, str]) -> S:
         try:
             chosen[name] = _read_value(type(base), name, text)
         except ValidationError as error:
-            wrong.append(f"{name}={clean_line(text)}: {_first_message(error)}")
-    if wrong:
-        raise UsageError("; ".join(wrong), hint)
+            leads_out = error.errors()[0]["type"] == OUTSIDE
+            told = outside if leads_out else wrong
+            told.append(f"{name}={clean_line(text)}: {_first_message(error)}")
+    if wrong or outside:
+        code = "wrong_setting" if wrong else OUTSIDE
+        failure = UsageError("; ".join([*wrong, *outside]), hint, code=code)
+    else:
+        failure = None
     try:
-        return type(base).model_validate(chosen)
+        return type(base).model_validate(chosen), failure
     except ValidationError as error:
-        raise UsageError(_first_message(error), "change one of the settings it names") from error
+        together = UsageError(
+            _first_message(error), "change one of the settings it names", code="wrong_setting"
+        )
+        return base, failure or together
 
 
 def of_type(settings: BackendSettings, wanted: type[S], backend: str) -> S:

@@ -6,11 +6,10 @@ reached by FlexLab alone, and no page of a browser may ask it.
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Iterable, Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import Field
 
 from flexlab.backends.base import (
     BackendSettings,
@@ -21,21 +20,9 @@ from flexlab.backends.base import (
     of_type,
 )
 from flexlab.backends.memory_share import chosen_share, granted_share
+from flexlab.backends.model_paths import ModelPath
 from flexlab.spec.machine import Problem
 from flexlab.spec.plan import HOST, PORT
-
-MODELS_DIR = "/models/"
-
-
-def _below_models(path: str) -> str:
-    if not path.isprintable():
-        raise ValueError("the library's path holds characters that nobody can see")
-    if posixpath.normpath(path) != path or not path.startswith(MODELS_DIR):
-        raise ValueError(f"the library must lie below {MODELS_DIR}, without steps up")
-    return path
-
-
-LibraryPath = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_below_models)]
 
 
 class MlcSettings(BackendSettings):
@@ -55,7 +42,7 @@ class MlcSettings(BackendSettings):
     mode: Literal["local", "interactive", "server"] = "server"
     """For how many it is tuned: few requests, one, or many with the largest KV cache."""
 
-    model_lib_path: LibraryPath | None = None
+    model_lib_path: ModelPath | None = None
     """The library that the model was compiled to for this arch, below /models; unset: compile."""
 
     context_size: int | None = Field(None, ge=1, le=16_777_216)

@@ -32,6 +32,16 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A setting of the engine. Repeatable."),
 ]
+GpuOption = Annotated[
+    str | None,
+    typer.Option("--gpu", metavar="GPU", help="Only this one, by index or id; or cpu."),
+]
+ImageOption = Annotated[
+    str | None, typer.Option("--image", metavar="IMAGE", help="This container image.")
+]
+ExperimentalOption = Annotated[
+    bool, typer.Option("--allow-experimental", help="Also what is experimental or unknown.")
+]
 SysrootOption = Annotated[
     str | None,
     typer.Option(

@@ -15,7 +15,8 @@ from flexlab.core.units import show_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from flexlab.recipes.schema import ModelRecipe, Variant
+    from flexlab.recipes.schema import ModelRecipe
+    from flexlab.recipes.variants import AnyVariant
     from flexlab.weights.store import Store
 
 app = verb_app()
@@ -58,6 +59,8 @@ def pull(
         except KeyboardInterrupt:
             output.say(f"stopped; what came so far is kept. flexlab pull {word} goes on")
             raise
+        if not paths:
+            output.say(f"{recipe.name}: {way.backend} fetches {way.name} itself when it starts")
         fetched.append({"model": recipe.name, "variant": way.name, "paths": [*map(str, paths)]})
         if not as_json:
             _tell(recipe, paths)
@@ -69,7 +72,7 @@ def pull(
         output.answer_json({"models": fetched})
 
 
-def _variant(recipe: ModelRecipe, wanted: str | None) -> Variant:
+def _variant(recipe: ModelRecipe, wanted: str | None) -> AnyVariant:
     """The variant of this name, else the first: recipes put the one to try first there."""
     for variant in recipe.variants:
         if wanted in (None, variant.name):
@@ -82,7 +85,7 @@ def _variant(recipe: ModelRecipe, wanted: str | None) -> Variant:
     )
 
 
-def _fetch(variant: Variant, store: Store) -> list[Path]:
+def _fetch(variant: AnyVariant, store: Store) -> list[Path]:
     from flexlab.weights.fetch import fetch_all
 
     with output.narrator() as narrator:

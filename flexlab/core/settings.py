@@ -97,6 +97,9 @@ class Settings(BaseModel):
     runtime: Literal["process", "docker", "k3s"] | None = None
     """How engines are started; unset: what this machine and the model allow."""
 
+    allow_experimental: bool = False
+    """Also start what is experimental on a GPU, or of which nothing is known."""
+
     idle_timeout_s: Seconds = Field(900.0, alias="idle_timeout")
     """A model without work is unloaded after this long."""
 

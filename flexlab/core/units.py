@@ -48,6 +48,14 @@ def show_bytes(count: int | float | None) -> str:
     return f"{count / KIB:.0f}K" if abs(count) >= KIB else f"{count:.0f}B"
 
 
+def say_bytes(count: int | float | None) -> str:
+    """For sentences, with the unit in full: `93.8 MiB`, `1.2 GiB`; `?` when unknown."""
+    short = show_bytes(count)
+    if count is None or short.endswith("B"):
+        return short.removesuffix("B") + (" bytes" if count is not None else "")
+    return f"{short[:-1]} {short[-1]}iB"
+
+
 def show_seconds(seconds: float | None) -> str:
     """`0.4 s`, `5 s`, `3m 20s`, `15m`, `4d 3h`, without zero parts; `?` when unknown."""
     if seconds is None:

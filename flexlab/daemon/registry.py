@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -19,12 +18,13 @@ from flexlab.core.settings import Settings
 from flexlab.gpus import isolated
 from flexlab.planning.candidates import candidates
 from flexlab.planning.render import render
+from flexlab.planning.reserves import with_reserves
 from flexlab.recipes.backend_schema import BackendRecipe
 from flexlab.recipes.catalogue import Catalogue
 from flexlab.recipes.schema import ModelRecipe
 from flexlab.runtimes.base import Runtime
 from flexlab.scheduler.views import Known
-from flexlab.spec.machine import Machine, Problem
+from flexlab.spec.machine import Machine
 from flexlab.spec.plan import (
     Candidate,
     Candidates,
@@ -35,8 +35,7 @@ from flexlab.spec.plan import (
     Weight,
     Wishes,
 )
-from flexlab.spec.source import parse_source
-from flexlab.weights.gguf import GgufHeader, check_whole, read_header
+from flexlab.weights.here import Here, WeightsHere
 from flexlab.weights.store import Store
 
 log = logging.getLogger(__name__)
@@ -66,6 +65,7 @@ class Registry:
         self.settings = settings
         self.externals = dict(externals)
         self.store = Store(settings.models_dir)
+        self._weights = WeightsHere(self.store)
         self._runtimes = runtimes
         self._load = load
         self._detect = detect or self._detect_here
@@ -82,8 +82,6 @@ class Registry:
         self.sources: dict[str, str] = {}
         """Derived model -> the source it was derived from."""
         self._by_source: dict[str, str] = {}
-        self._headers: dict[tuple[str, int, int], GgufHeader] = {}
-        """(path, size, mtime in ns) -> header: reading one takes tens of milliseconds."""
         self._names = self._all_names()
 
     def _all_names(self) -> dict[str, str]:
@@ -163,13 +161,15 @@ class Registry:
     def _known(self, recipe: ModelRecipe) -> Known:
         size: int | None = None
         installed = False
-        contexts = [variant.settings.context_size for variant in recipe.variants]
+        told = (getattr(variant.settings, "context_size", None) for variant in recipe.variants)
+        contexts = [context for context in told if context is not None]
         for variant in recipe.variants:
             weights = variant.plan_weights()
             sizes = [weight.size_bytes for weight in weights]
-            if size is None and None not in sizes:
+            if size is None and sizes and None not in sizes:
                 size = sum(count for count in sizes if count is not None)
-            if self._are_installed(weights):
+            # Without files of its own: what its engine's store holds is not known here.
+            if weights and self._are_installed(weights):
                 installed = True
                 break
         return Known(
@@ -177,7 +177,9 @@ class Registry:
             installed=installed,
             weight_bytes=size,
             capabilities=recipe.capabilities,
-            context=min([*contexts[:1], *([recipe.context] if recipe.context else [])]),
+            context=min(
+                [*contexts[:1], *([recipe.context] if recipe.context else [])], default=None
+            ),
         )
 
     def _are_installed(self, weights: tuple[Weight, ...]) -> bool:
@@ -193,7 +195,7 @@ class Registry:
         """What is here now, or was a moment ago: one command asks several times."""
         now = time.monotonic()
         if self._seen is None or now - self._seen[0] > DETECTION_IS_FRESH_S:
-            self._seen = (now, self._detect())
+            self._seen = (now, with_reserves(self._detect(), self._catalogue.gpu))
         return self._seen[1]
 
     def _detect_here(self) -> Machine:
@@ -202,31 +204,33 @@ class Registry:
             ram_budget_bytes=self.settings.ram_limit_bytes,
         )
 
-    def facts(self, weights: tuple[Weight, ...]) -> Facts:
-        """Runtimes, and where these weights are."""
-        found = {w.source: path for w in weights if (path := self.store.installed(w))}
+    def facts(self, here: Here) -> Facts:
+        """Runtimes, and where the weights are."""
         return Facts(
             runtimes={name: runtime.facts() for name, runtime in self._runtimes.items()},
-            weights={source: str(path) for source, path in found.items()},
-            weight_bytes={source: _size(path) for source, path in found.items()},
+            weights=here.paths,
+            weight_bytes=here.sizes,
         )
 
     def plan(self, model: str, wishes: Wishes) -> Planned:
         """Candidates of a model as things are now. Raises FlexLabError for a wrong wish."""
         recipe = self.recipe(model)
-        weights = tuple(w for variant in recipe.variants for w in variant.plan_weights())
-        facts = self.facts(weights)
-        shapes, broken = self._look_into(weights, facts.weights)
+        if self.settings.allow_experimental and not wishes.allow_experimental:
+            wishes = msgspec.structs.replace(wishes, allow_experimental=True)
+        here = self._weights.look(w for v in recipe.variants for w in v.plan_weights())
         found = candidates(
             recipe,
             self.machine(),
-            facts,
+            self.facts(here),
             wishes,
             backend_recipe=self._catalogue.backend,
             where=self._catalogue.where(recipe),
             default_runtime=self.settings.runtime,
-            shapes=shapes,
-            broken=broken,
+            shapes=here.headers,
+            broken=here.broken,
+            gpu_recipe=self._catalogue.gpu,
+            certificates=self._catalogue.certificates(),
+            locate=self._catalogue.where,
         )
         if (told := self._told("start_timeout_s")) is not None:
             items = tuple(msgspec.structs.replace(c, start_timeout_s=told) for c in found.items)
@@ -235,41 +239,9 @@ class Registry:
             weight
             for candidate in found.items[:1]
             for weight in candidate.weights
-            if weight.source not in facts.weights
+            if weight.source not in here.paths
         )
         return Planned(candidates=found, missing=missing)
-
-    def _look_into(
-        self, weights: tuple[Weight, ...], paths: Mapping[str, str]
-    ) -> tuple[dict[str, GgufHeader], dict[str, Problem]]:
-        """Of the installed GGUF files, by source: their headers, and what is wrong with them."""
-        shapes: dict[str, GgufHeader] = {}
-        broken: dict[str, Problem] = {}
-        for weight in weights:
-            source, path = weight.source, paths.get(weight.source)
-            # By what the recipe says, not by the file's name: in a hub's cache it has none.
-            if path is None or (weight.format or parse_source(source).format) != "gguf":
-                continue
-            try:
-                shapes[source] = self._header(Path(path))
-            except WeightsError as error:
-                broken[source] = Problem(
-                    code=error.code, message=error.message, hint=error.hint or ""
-                )
-        return shapes, broken
-
-    def _header(self, path: Path) -> GgufHeader:
-        """Raises WeightsError for what is no GGUF file, or not all of one."""
-        try:
-            info = path.stat()
-        except OSError as error:
-            raise WeightsError(f"{path} cannot be read: {error.strerror}") from error
-        key = (str(path), info.st_size, info.st_mtime_ns)
-        if key not in self._headers:
-            header = read_header(path)
-            check_whole(path, header)
-            self._headers[key] = header
-        return self._headers[key]
 
     def render(self, candidate: Candidate, grant: Grant) -> LaunchPlan:
         """How it is launched, with the weights where they are now."""
@@ -277,9 +249,11 @@ class Registry:
             candidate,
             grant,
             machine=self.machine(),
-            facts=self.facts(candidate.weights),
+            facts=self.facts(self._weights.look(candidate.weights)),
             backend_recipe=self._catalogue.backend,
+            gpu_recipe=self._catalogue.gpu,
             stop_timeout_s=self._told("stop_timeout_s"),
+            locate=self._catalogue.where,
         )
 
     def would_be(self, model: str, wishes: Wishes, plan_hash: str) -> bool:
@@ -325,7 +299,8 @@ class Registry:
 def installed_only(planned: Planned, store: Store) -> Candidates | Refusal:
     """The candidates whose weights are here, or a 404: requests never download (rule 3)."""
     items = planned.candidates.items
-    here = tuple(c for c in items if all(store.installed(weight) for weight in c.weights))
+    # One without files keeps its model in the engine's own store, which cannot be looked into here.
+    here = tuple(c for c in items if c.weights and all(store.installed(w) for w in c.weights))
     model = planned.candidates.model
     if here:
         return Candidates(model=model, items=here)
@@ -335,9 +310,3 @@ def installed_only(planned: Planned, store: Store) -> Candidates | Refusal:
         hint=f"flexlab up {model}",
         status=404,
     )
-
-
-def _size(path: Path) -> int:
-    if path.is_dir():
-        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    return path.stat().st_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flexlab.backends.base import BackendSettings
-from flexlab.core.units import show_bytes
+from flexlab.core.units import say_bytes
 from flexlab.planning import fit
 
 CONTEXT_MIN = 512
@@ -22,15 +22,19 @@ _CHEAP: tuple[dict[str, object], ...] = (
 
 
 def advice(
-    settings: BackendSettings, model: fit.Model, overhead_bytes: int, usable_bytes: int
+    settings: BackendSettings,
+    model: fit.Model,
+    ground: fit.Ground,
+    backend: str,
+    usable_bytes: int,
 ) -> str:
     """The first smaller settings that fit, as options and with their need; else the least need."""
-    least = fit.estimate(settings, model, overhead_bytes)
+    least = fit.estimate(settings, model, ground)
     options = ""
     for smaller in _smaller(settings):
-        least = fit.estimate(smaller, model, overhead_bytes)
+        least = fit.estimate(smaller, model, ground)
         options = _options(settings, smaller)
-        if least.total_bytes <= usable_bytes:
+        if _on_device(least, ground) <= usable_bytes:
             return f"it would fit ({_shown(least)}) with {options}"
     with_options = f" ({options})" if options else ""
     return (
@@ -39,23 +43,33 @@ def advice(
     )
 
 
+def _on_device(need: fit.Estimate, ground: fit.Ground) -> int:
+    """Of a GPU without what stays in the host's RAM."""
+    if not ground.on_gpu:
+        return need.total_bytes
+    on_card = sum(size for term, size in need.terms.items() if term not in need.host)
+    return max(on_card, need.fixed_bytes or 0)
+
+
 def _smaller(settings: BackendSettings) -> Iterator[BackendSettings]:
     """All that is worth trying: the largest context first, and with it the fewest other changes."""
-    wanted = int(getattr(settings, "context_size", CONTEXT_MIN))
+    wanted = int(getattr(settings, "context_size", None) or CONTEXT_MIN)
     powers = (1 << bits for bits in reversed(range(wanted.bit_length())))
     before = settings.model_dump()
     for context in (wanted, *(size for size in powers if CONTEXT_MIN <= size < wanted)):
         for update in _CHEAP:
-            is_new = all(before[name] != value for name, value in update.items())
+            is_new = all(before.get(name, value) != value for name, value in update.items())
             if is_new and (update or context != wanted):
-                yield settings.model_copy(update={"context_size": context, **update})
+                changes = {**update, **({"context_size": context} if context != wanted else {})}
+                if changes.keys() <= before.keys():
+                    yield settings.model_copy(update=changes)
 
 
 def _options(before: BackendSettings, after: BackendSettings) -> str:
     old, new = before.model_dump(), after.model_dump()
     names = ("parallel", "cache_ram_mib", "context_size")
-    return " ".join(f"--set {name}={new[name]}" for name in names if new[name] != old[name])
+    return " ".join(f"--set {name}={new[name]}" for name in names if new.get(name) != old.get(name))
 
 
 def _shown(need: fit.Estimate) -> str:
-    return f"{'about ' if need.guessed else ''}{show_bytes(need.total_bytes)}"
+    return f"{'about ' if need.guessed else ''}{say_bytes(need.total_bytes)}"

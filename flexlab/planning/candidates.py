@@ -6,35 +6,26 @@ the daemon's, and until then the need comes from the recipe's sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from flexlab.backends.base import BackendSettings, parse_settings
-from flexlab.core.errors import UsageError
-from flexlab.planning import certificates as certificates_of
-from flexlab.planning import devices, environment, fit, images, reasons, sizing, support
-from flexlab.planning.conditions import (
-    WRONG_WISH,
-    cpu_arch,
-    obstacles,
-    wanted_backend,
-    wrong_wishes,
-)
+from flexlab.planning import devices, fit, smaller
+from flexlab.planning.conditions import WRONG_WISH, wanted_backend, wrong_wishes
 from flexlab.planning.devices import Device
-from flexlab.planning.question import Question
-from flexlab.planning.render import CONTAINERS
+from flexlab.planning.draft import Draft, draft
+from flexlab.planning.question import Locate, Question, by_name
+from flexlab.planning.sizing import ALIKE_BACKENDS, BY_LAYER_BACKENDS
 from flexlab.recipes.backend_schema import BackendRecipe
 from flexlab.recipes.certificate_schema import Certificate
 from flexlab.recipes.gpu_schema import GpuRecipe
-from flexlab.recipes.schema import LlamaCppVariant, ModelRecipe
+from flexlab.recipes.schema import ModelRecipe
+from flexlab.recipes.variants import AnyVariant
 from flexlab.spec.machine import CPU_DEVICE, Machine, Problem
 from flexlab.spec.plan import (
     Candidate,
     Candidates,
     Facts,
-    Limit,
     Reason,
     Refusal,
     RuntimeName,
@@ -43,15 +34,6 @@ from flexlab.spec.plan import (
 )
 
 DEFAULT_RUNTIME: RuntimeName = "process"
-
-
-class _Draft(NamedTuple):
-    """One variant on one device, as far as it can be thought through."""
-
-    candidate: Candidate
-    device: Device
-    problems: tuple[Problem, ...]
-    """What stands in the way; none: it can run."""
 
 
 def candidates(
@@ -67,6 +49,7 @@ def candidates(
     broken: Mapping[str, Problem] | None = None,
     gpu_recipe: Callable[[str | None], GpuRecipe | None] = lambda _arch: None,
     certificates: Sequence[Certificate] = (),
+    locate: Locate = by_name,
 ) -> Candidates:
     """All candidates of a model, or the refusal that names every obstacle and what would help.
 
@@ -88,40 +71,85 @@ def candidates(
         broken=broken or {},
         gpu_recipe=gpu_recipe,
         certificates=certificates,
+        locate=locate,
     )
     problems = wrong_wishes(recipe, wishes, machine, backend_recipe)
     if problems:
         return Candidates(model=recipe.name, refusal=_refusal(recipe.name, problems))
-    drafts: list[_Draft] = []
+    drafts: list[Draft] = []
     out: list[Reason] = []
     for variant in _wanted(question):
         choice = _devices(question, variant)
         out += [_not(device, problem.message) for device, problem in choice.out]
         problems += [problem for _, problem in choice.out]
-        drafts += [_draft(question, variant, device) for device in choice.devices]
+        drafts += _drafts(question, variant, choice.devices)
     return _answer(recipe.name, drafts, out, problems, question.where)
 
 
+def _drafts(question: Question, variant: AnyVariant, places: Sequence[Device]) -> Iterator[Draft]:
+    """On each device alone; where it is too big for all of them, on several together; and where
+    that does not help, smaller, as far as its recipe allows."""
+    alone = [draft(question, variant, (device,)) for device in places]
+    yield from alone
+    large = [one for one in alone if one.only_too_big]
+    if not large or any(not one.problems for one in alone):
+        return
+    for cards in _together(question, variant, [one.cards[0] for one in large]):
+        joined = draft(question, variant, cards)
+        if not joined.problems:
+            yield joined
+            return
+    for one in large:
+        given = smaller.fitting(question, one)
+        if given is not None:
+            yield draft(question, variant, one.cards, given)
+
+
+def _together(
+    question: Question, variant: AnyVariant, cards: Sequence[Device]
+) -> Iterable[tuple[Device, ...]]:
+    """Never what somebody asked one device for."""
+    if question.wishes.gpu is not None:
+        return ()
+    if variant.backend in ALIKE_BACKENDS:
+        return devices.together(cards, alike=True)
+    if variant.backend in BY_LAYER_BACKENDS:
+        found = devices.together(cards, alike=False)
+        return [some for some in found if _same_environment(question, some)]
+    return ()
+
+
+def _same_environment(question: Question, cards: Sequence[Device]) -> bool:
+    """One process has one environment: archs that need different ones cannot share it."""
+    recipes = [question.gpu_recipe(card.arch) for card in cards]
+    blocks = [recipe.environment if recipe else None for recipe in recipes]
+    return all(block == blocks[0] for block in blocks[1:])
+
+
 def _answer(
-    model: str, drafts: list[_Draft], out: list[Reason], problems: list[Problem], where: str
+    model: str, drafts: list[Draft], out: list[Reason], problems: list[Problem], where: str
 ) -> Candidates:
     """Each candidate says what came before it and why that was passed over."""
-    items: list[Candidate] = []
-    classes: dict[tuple[str, bool, str], int] = {}
+    drafts = _startable(drafts)
+    possible: list[tuple[tuple[bool, bool, bool], Draft, tuple[Reason, ...]]] = []
     passed_over = list(dict.fromkeys(out))
-    for draft in drafts:
-        candidate = draft.candidate
-        if draft.problems:
-            passed_over.append(_passed_over(draft, where))
-            problems += draft.problems
-            continue
-        kind = (candidate.variant, draft.device.gpu is None, candidate.support)
-        reasons = (*passed_over, *candidate.reasons)
-        place = classes.setdefault(kind, len(classes))
-        items.append(msgspec.structs.replace(candidate, preference=place, reasons=reasons))
+    for one in drafts:
+        if one.problems:
+            passed_over.append(_passed_over(one, where))
+            problems += one.problems
+        else:
+            possible.append((_worse(one), one, tuple(passed_over)))
+    # A worse class (experimental, the CPU, smaller) comes after every better one.
+    possible.sort(key=lambda item: item[0])
+    items: list[Candidate] = []
+    classes: dict[tuple[object, ...], int] = {}
+    for worse, one, before in possible:
+        place = classes.setdefault((*worse, one.candidate.variant), len(classes))
+        reasons = (*before, *one.candidate.reasons)
+        items.append(msgspec.structs.replace(one.candidate, preference=place, reasons=reasons))
     if items:
         return Candidates(model=model, items=tuple(items))
-    closest = min(drafts, key=lambda draft: len(draft.problems), default=None)
+    closest = min(drafts, key=lambda one: len(one.problems), default=None)
     if not problems:
         problems = [_nowhere(model)]
     return Candidates(
@@ -129,6 +157,17 @@ def _answer(
         refusal=_refusal(model, problems),
         closest=closest.candidate if closest else None,
     )
+
+
+def _startable(drafts: list[Draft]) -> list[Draft]:
+    """Where this runtime starts some of the engines, the others are beside the point."""
+    able = [one for one in drafts if not any(p.code == "not_embedded" for p in one.problems)]
+    return able or drafts
+
+
+def _worse(one: Draft) -> tuple[bool, bool, bool]:
+    experimental = one.candidate.support not in ("full", "precompiled_only")
+    return experimental, one.cards[0].gpu is None, one.is_smaller
 
 
 def _choose_runtime(wishes: Wishes, default_runtime: RuntimeName | None) -> tuple[RuntimeName, str]:
@@ -139,7 +178,7 @@ def _choose_runtime(wishes: Wishes, default_runtime: RuntimeName | None) -> tupl
     return DEFAULT_RUNTIME, "default"
 
 
-def _wanted(question: Question) -> list[LlamaCppVariant]:
+def _wanted(question: Question) -> list[AnyVariant]:
     wishes = question.wishes
     backend = wanted_backend(wishes, question.backend_recipe)
     return [
@@ -149,18 +188,20 @@ def _wanted(question: Question) -> list[LlamaCppVariant]:
     ]
 
 
-def _devices(question: Question, variant: LlamaCppVariant) -> devices.Choice:
+def _devices(question: Question, variant: AnyVariant) -> devices.Choice:
     on_gpu, on_cpu = "gpu" in variant.devices, CPU_DEVICE in variant.devices
     backend = question.backend_recipe(variant.backend)
-    if not on_gpu:
-        cpu = devices.cpu_of(question.machine)
-        asked = question.wishes.gpu
-        if asked is None or asked.lower() == CPU_DEVICE:
-            return devices.Choice((cpu,), ())
+    cpu = devices.cpu_of(question.machine)
+    asked = question.wishes.gpu
+    wants_cpu = asked is not None and asked.lower() == CPU_DEVICE
+    if not on_gpu and (asked is None or wants_cpu):
+        return devices.Choice((cpu,), ())
+    if not on_gpu or (wants_cpu and not on_cpu):
+        where = "a GPU" if on_gpu else "the CPU"
         problem = Problem(
             code="device_unsupported",
-            message=f"variant {variant.name} runs on the CPU only",
-            hint="--gpu cpu, or leave it out",
+            message=f"variant {variant.name} runs on {where} only",
+            hint="leave out --gpu" if on_gpu else "--gpu cpu, or leave it out",
         )
         return devices.Choice((), ((cpu, problem),))
 
@@ -177,149 +218,11 @@ def _devices(question: Question, variant: LlamaCppVariant) -> devices.Choice:
     return devices.choose(question.machine, question.wishes.gpu, on_cpu=on_cpu, stated=stated)
 
 
-def _draft(question: Question, variant: LlamaCppVariant, device: Device) -> _Draft:
-    """Every choice for this variant on this device, and all that stands in its way."""
-    backend = question.backend_recipe(variant.backend)
-    recipe = question.gpu_recipe(device.arch) if device.gpu else None
-    problems = list(obstacles(question, variant, backend, device))
-    wanted = _with_defaults(variant.settings, variant.backend, recipe)
-    asked: BackendSettings = wanted
-    try:
-        asked = parse_settings(variant.backend, wanted, question.wishes.settings)
-    except UsageError as error:
-        problems.append(Problem(code="wrong_setting", message=error.message, hint=error.hint or ""))
-    model = sizing.known_model(question, variant)
-    settings, limits = _within_limits(question, asked, model, device)
-    values = settings.model_dump()
-    judged = _support(question, variant, device, recipe, values)
-    image = _image(question, backend, device, values)
-    admissions = certificates_of.judge(
-        variant.backend,
-        values,
-        arch=device.arch,
-        image=image.name,
-        on_cpu=device.gpu is None,
-        certificates=question.certificates,
-    )
-    problems += judged.problems
-    problems += image.problems if image.name is None else ()
-    problems += [problem for each in admissions for problem in each.problems]
-    problems += support.broken_rules(
-        variant.backend,
-        question.recipe.name,
-        getattr(settings, "quantization", None) or variant.quantization,
-        recipe,
-        image.facts,
-        tested=image.tested,
-    )
-    if image.name is not None:
-        problems += environment.uncleared(variant.backend, recipe, image.facts)
-    need = fit.estimate(settings, model, backend.memory.overhead)
-    candidate = msgspec.structs.replace(
-        _bare(question, variant, backend, device),
-        support=judged.level,
-        image=image.name,
-        settings=values,
-        needs=need.needs(device.pool),
-        limits=limits,
-        context=getattr(settings, "context_size", None),
-        admissions=tuple(admissions),
-    )
-    if image.name is not None:
-        told = (*candidate.problems, *image.problems)
-        candidate = msgspec.structs.replace(candidate, problems=told)
-    candidate, measured = sizing.with_measured_claim(question, candidate)
-    problems += sizing.too_big(question, candidate, settings, model, need, measured)
-    why = (
-        *reasons.choice_reasons(question, variant, device),
-        *judged.reasons,
-        *image.reasons,
-        *reasons.setting_reasons(question, variant, asked, settings),
-        reasons.memory_reason(need, candidate, measured),
-    )
-    return _Draft(msgspec.structs.replace(candidate, reasons=why), device, tuple(problems))
-
-
-def _with_defaults(
-    settings: BackendSettings, backend: str, recipe: GpuRecipe | None
-) -> BackendSettings:
-    """The variant's settings, with what the arch needs where the variant says nothing."""
-    needed = {
-        name: value
-        for block in (recipe.defaults if recipe else ())
-        if block.backend == backend
-        for name, value in block.settings.items()
-        if name not in settings.model_fields_set
-    }
-    if not needed:
-        return settings
-    return type(settings).model_validate({**settings.model_dump(exclude_unset=True), **needed})
-
-
-def _support(
-    question: Question,
-    variant: LlamaCppVariant,
-    device: Device,
-    recipe: GpuRecipe | None,
-    values: Mapping[str, object],
-) -> support.Judgement:
-    if device.gpu is None:
-        return support.Judgement("full", (), ())
-    return support.judge(
-        variant.backend,
-        device,
-        recipe,
-        settings=values,
-        allow_experimental=question.wishes.allow_experimental,
-        where=f"GPU recipe {recipe.name}" if recipe else "GPU recipes",
-    )
-
-
-def _image(
-    question: Question, backend: BackendRecipe, device: Device, values: Mapping[str, object]
-) -> images.Chosen:
-    if question.runtime not in CONTAINERS:
-        return images.Chosen(None, None)
-    known = question.certificates
-    bound = certificates_of.bound_image(backend.name, values, device.arch, known)
-    return images.choose(
-        backend,
-        device,
-        platform=question.machine.platform,
-        wish=question.wishes.image,
-        bound=bound,
-        where=f"backend {backend.name}",
-    )
-
-
-def _bare(
-    question: Question, variant: LlamaCppVariant, backend: BackendRecipe, device: Device
-) -> Candidate:
-    """What follows from the recipes alone; needs and settings are still to come."""
-    recipe, facts = question.recipe, question.facts.runtimes.get(question.runtime)
-    return Candidate(
-        model=recipe.name,
-        variant=variant.name,
-        backend=variant.backend,
-        runtime=question.runtime,
-        arch=(device.arch or "?") if device.gpu else cpu_arch(question.machine),
-        support="full",
-        devices=(device.id,),
-        needs=(),
-        weights=tuple(weight.weight() for weight in variant.weights),
-        keep=recipe.keep,
-        priority=recipe.priority,
-        start_timeout_s=backend.times.start_timeout,
-        idle_timeout_s=recipe.idle_timeout,
-        problems=facts.problems if facts else (),
-    )
-
-
-def _passed_over(draft: _Draft, where: str) -> Reason:
-    choice = f"not variant {draft.candidate.variant}"
-    if draft.device.gpu is not None:
-        choice += f" on {draft.device.shown}"
-    because = "; ".join(problem.message for problem in draft.problems)
+def _passed_over(one: Draft, where: str) -> Reason:
+    choice = f"not variant {one.candidate.variant}"
+    if one.cards[0].gpu is not None:
+        choice += f" on {devices.shown(one.cards)}"
+    because = "; ".join(problem.message for problem in one.problems)
     return Reason(choice=choice, because=because, source=where)
 
 
@@ -333,30 +236,6 @@ def _nowhere(model: str) -> Problem:
         message=f"no device here can run {model}",
         hint="flexlab gpus says why; --gpu cpu takes the CPU where a variant runs there",
     )
-
-
-def _within_limits(
-    question: Question, settings: BackendSettings, model: fit.Model, device: Device
-) -> tuple[BackendSettings, tuple[Limit, ...]]:
-    """The engine cuts the context to what was trained and ignores GPU layers on the CPU: do so
-    before it does, and say it."""
-    limits: list[Limit] = []
-    given: dict[str, object] = {} if device.gpu else {"n_gpu_layers": 0}
-    layers = getattr(settings, "n_gpu_layers", None)
-    if layers and device.gpu is None:
-        limits.append(Limit(what="n_gpu_layers", wanted=str(layers), given="0 (on the CPU)"))
-    trained = (model.shape.context_length if model.shape else None) or question.recipe.context
-    wanted = getattr(settings, "context_size", None)
-    if trained and wanted and wanted > trained:
-        given["context_size"] = trained
-        limits.append(
-            Limit(
-                what="context_size",
-                wanted=str(wanted),
-                given=f"{trained} (what the model was trained for)",
-            )
-        )
-    return settings.model_copy(update=given), tuple(limits)
 
 
 def _refusal(model: str, problems: Iterable[Problem]) -> Refusal:

@@ -29,8 +29,12 @@ def judge(
     image: str | None,
     on_cpu: bool,
     certificates: Sequence[Certificate],
+    contract: str | None = None,
 ) -> list[Admission]:
-    """One admission for each capability whose settings are in use, with all that is wrong."""
+    """One admission for each capability whose settings are in use, with all that is wrong.
+
+    `contract`: that of the variant's weights, where it states one.
+    """
     by_capability: dict[str, list[Certificate]] = {}
     for certificate in certificates:
         if certificate.backend == backend and _in_use(certificate, settings):
@@ -38,7 +42,7 @@ def judge(
     return [
         _on_the_cpu(capability, known[0], settings)
         if on_cpu
-        else _by_certificate(capability, known, settings, arch, image)
+        else _by_certificate(capability, known, settings, arch, image, contract)
         for capability, known in by_capability.items()
     ]
 
@@ -77,9 +81,10 @@ def _by_certificate(
     settings: Mapping[str, object],
     arch: str | None,
     image: str | None,
+    contract: str | None,
 ) -> Admission:
     """By the certificate that comes closest, so that a refusal names what is left to change."""
-    judged = [(tuple(_against(one, settings, arch, image)), one) for one in known]
+    judged = [(tuple(_against(one, settings, arch, image, contract)), one) for one in known]
     problems, closest = min(judged, key=lambda pair: len(pair[0]))
     why = problems[0].message if problems else f"certified since {closest.since}: {closest.proof}"
     return Admission(
@@ -94,7 +99,11 @@ def _by_certificate(
 
 
 def _against(
-    certificate: Certificate, settings: Mapping[str, object], arch: str | None, image: str | None
+    certificate: Certificate,
+    settings: Mapping[str, object],
+    arch: str | None,
+    image: str | None,
+    contract: str | None,
 ) -> Iterator[Problem]:
     yield from _incomplete(certificate)
     where = f"certificate {certificate.name}"
@@ -118,7 +127,18 @@ def _against(
             message=f"{image} is another artifact than {where} was made with",
             hint=f"--image {certificate.image}",
         )
+    if contract != certificate.contract:
+        yield Problem(
+            code="certificate_contract",
+            message=f"{where} is for weights of {_contract(certificate.contract)}, and these are "
+            f"of {_contract(contract)}",
+            hint="a model recipe states the contract that its weights were made by",
+        )
     yield from _outside(certificate, settings, tuple(certificate.envelope))
+
+
+def _contract(digest: str | None) -> str:
+    return f"the contract sha256:{digest}" if digest else "no contract"
 
 
 def _incomplete(certificate: Certificate) -> Iterator[Problem]:

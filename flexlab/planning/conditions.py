@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import msgspec
 
 from flexlab import backends
+from flexlab.backends.base import BackendSettings, read_settings
 from flexlab.core.near import did_you_mean
 from flexlab.core.text import clean_line
 from flexlab.planning.devices import Device, unknown_device
 from flexlab.planning.question import Question
 from flexlab.recipes.backend_schema import BackendRecipe, Embedded
-from flexlab.recipes.schema import ModelRecipe, VariantBase
+from flexlab.recipes.schema import ModelRecipe
+from flexlab.recipes.variants import VariantBase
 from flexlab.spec.machine import Cpu, Machine, Problem
 from flexlab.spec.plan import Facts, RuntimeName, Wishes
 from flexlab.spec.source import FileSource
 
 UNKNOWN_ARCH = "cpu"
+_IMAGE = re.compile(r"[A-Za-z0-9][\w./:-]*(?:@sha256:[0-9a-f]{64})?")
 _ARCHS = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 
 WRONG_WISH = frozenset(
@@ -26,6 +30,7 @@ WRONG_WISH = frozenset(
         "unknown_backend",
         "unknown_gpu",
         "wrong_setting",
+        "wrong_image",
         "image_without_container",
     }
 )
@@ -48,8 +53,40 @@ def wrong_wishes(
         _variant(recipe, wishes),
         _backend(recipe, wishes, backend_recipe),
         unknown_device(machine, wishes.gpu),
+        _image(wishes),
     ]
-    return [problem for problem in found if problem is not None]
+    problems = [problem for problem in found if problem is not None]
+    return problems or list(_settings(recipe, wishes, backend_recipe))
+
+
+def _image(wishes: Wishes) -> Problem | None:
+    if wishes.image is None or _IMAGE.fullmatch(wishes.image):
+        return None
+    return Problem(
+        code="wrong_image",
+        message=f"{clean_line(wishes.image)!r} is no name of an image",
+        hint="--image NAME:TAG or NAME@sha256:DIGEST",
+    )
+
+
+def _settings(
+    recipe: ModelRecipe, wishes: Wishes, backend_recipe: Callable[[str], BackendRecipe]
+) -> Iterator[Problem]:
+    """Settings that are wrong for every variant that is left; one that only some of the engines
+    know leads to those."""
+    backend = wanted_backend(wishes, backend_recipe)
+    told: dict[str, Problem] = {}
+    for variant in recipe.variants:
+        if wishes.variant not in (None, variant.name) or backend not in (None, variant.backend):
+            continue
+        own: BackendSettings = variant.settings
+        _, wrong = read_settings(variant.backend, own, wishes.settings)
+        if wrong is None or wrong.code not in WRONG_WISH:
+            return
+        told.setdefault(
+            variant.backend, Problem(code=wrong.code, message=wrong.message, hint=wrong.hint or "")
+        )
+    yield from told.values()
 
 
 def wanted_backend(wishes: Wishes, backend_recipe: Callable[[str], BackendRecipe]) -> str | None:
@@ -68,6 +105,13 @@ def obstacles(
 ) -> Iterator[Problem]:
     """Why this variant cannot run on this device, all reasons but its support and its image."""
     yield from _runtime(question.facts, question.runtime)
+    if variant.archs and device.arch not in variant.archs:
+        yield Problem(
+            code="variant_arch",
+            message=f"variant {variant.name} is for {', '.join(variant.archs)}, and this is "
+            f"{device.arch or 'an unknown arch'} ({device.shown})",
+            hint=f"flexlab recipes show {question.recipe.name} lists its other variants",
+        )
     if question.runtime == "process":
         if question.wishes.image is not None:
             yield Problem(

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from flexlab.planning import images
 from flexlab.planning.devices import Device
 from flexlab.planning.environment import Environment, environment
+from flexlab.planning.question import Locate, by_name
 from flexlab.recipes.backend_schema import BackendRecipe, Container, Image
 from flexlab.recipes.gpu_schema import GpuRecipe
 from flexlab.spec.plan import HOST, PORT, Candidate, Mount
-from flexlab.spec.source import FileSource, HfSource, PypiSource, parse_source
+from flexlab.spec.source import HfSource, PypiSource, parse_source
 
 ANY_ADDRESS = "0.0.0.0"
 """Inside its own network; outside it is published on the loopback only."""
@@ -41,35 +42,36 @@ def inside(source: str, container: Container) -> str:
     elif isinstance(where, PypiSource):
         name = posixpath.basename(where.member)
     else:
-        assert isinstance(where, FileSource)
         name = posixpath.basename(where.path)
     return posixpath.join(container.models, name)
 
 
 def parts(
     candidate: Candidate,
-    device: Device,
+    cards: Sequence[Device],
     backend: BackendRecipe,
     gpu: GpuRecipe | None,
     *,
     args: Iterable[str],
     own_env: Mapping[str, str],
     weights: Mapping[str, str],
+    locate: Locate = by_name,
 ) -> Parts:
     """`weights`: source -> path on this machine; `args`: the engine's words, with placeholders for
     what is always the same inside a container."""
-    facts = images.facts_of(backend, candidate.image or "", device.arch)
+    facts = images.facts_of(backend, candidate.image or "", cards[0].arch)
     port = facts.port if facts else _usual_port(backend)
     container = backend.container or _BARE
     fixed = {HOST: ANY_ADDRESS, PORT: str(port)}
-    where = f"GPU recipe {gpu.name}" if gpu else f"backend {backend.name}"
     return Parts(
-        environment=environment(backend.name, own_env, gpu, facts, where=where),
+        environment=environment(
+            backend.name, own_env, gpu, facts, devices=len(cards), locate=locate
+        ),
         args=tuple(fixed.get(word, word) for word in args),
         mounts=tuple(_mounts(candidate, container, facts, weights)),
-        device_nodes=_nodes(device),
-        gpu_uuids=_uuids(device),
-        group_add=_groups(device),
+        device_nodes=tuple(dict.fromkeys(node for card in cards for node in _nodes(card))),
+        gpu_uuids=tuple(uuid for card in cards for uuid in _uuids(card)),
+        group_add=tuple(sorted({gid for card in cards for gid in _groups(card)})),
         shm_bytes=container.shm,
         port=port,
     )
@@ -116,10 +118,10 @@ def _uuids(device: Device) -> tuple[str, ...]:
     return () if chosen is None else (chosen,)
 
 
-def _groups(device: Device) -> tuple[int, ...]:
+def _groups(device: Device) -> set[int]:
     """Numbers, since an image has other names for them, or none."""
     nodes = device.gpu.nodes if device.gpu and device.gpu.vendor != "nvidia" else ()
-    return tuple(sorted({node.gid for node in nodes if node.gid is not None}))
+    return {node.gid for node in nodes if node.gid is not None}
 
 
 _BARE = Container(

@@ -41,6 +41,11 @@ class Choice(NamedTuple):
     out: tuple[tuple[Device, Problem], ...]
 
 
+def shown(cards: Iterable[Device]) -> str:
+    """One or more, for people."""
+    return " and ".join(card.shown for card in cards)
+
+
 def cpu_of(machine: Machine) -> Device:
     """The CPU as a device."""
     pool = machine.pool(RAM_POOL)
@@ -83,6 +88,28 @@ def choose(
     if wish is None and on_cpu and not known:
         usable.append(cpu_of(machine))
     return Choice(tuple(usable), out)
+
+
+def together(cards: Iterable[Device], *, alike: bool) -> list[tuple[Device, ...]]:
+    """Cards that one model could be split over, as few as possible first, never across vendors.
+
+    `alike`: each card does the same work (tensor parallel), so they are of one arch and size and
+    their number is a power of two, which divides the heads of attention; else any of a vendor's,
+    the largest first. Slices of a card and the memory that the CPU shares are never joined.
+    """
+    kinds: dict[tuple[object, ...], list[Device]] = {}
+    for card in cards:
+        gpu = card.gpu
+        if gpu is None or card.slice is not None or not card.total_bytes or card.pool == RAM_POOL:
+            continue
+        kind = (gpu.vendor, card.arch, card.total_bytes) if alike else (gpu.vendor,)
+        kinds.setdefault(kind, []).append(card)
+    found = []
+    for group in kinds.values():
+        ordered = group if alike else sorted(group, key=lambda card: -(card.total_bytes or 0))
+        counts = (2, 4, 8) if alike else range(2, len(ordered) + 1)
+        found += [tuple(ordered[:count]) for count in counts if count <= len(ordered)]
+    return sorted(found, key=len)
 
 
 def unknown_device(machine: Machine, wish: str | None) -> Problem | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from flexlab.planning.images import is_older
+from flexlab.planning.question import Locate, by_name
 from flexlab.recipes.backend_schema import Image
-from flexlab.recipes.gpu_schema import GpuEnvironment, GpuRecipe
+from flexlab.recipes.gpu_schema import DEVICES, GpuEnvironment, GpuRecipe
 from flexlab.spec.machine import Problem
 from flexlab.spec.plan import Reason
 
@@ -28,9 +29,12 @@ def environment(
     gpu: GpuRecipe | None,
     image: Image | None,
     *,
-    where: str,
+    devices: int = 1,
+    locate: Locate = by_name,
 ) -> Environment:
     """`own` are the engine's variables; those of the arch come after them and win.
+
+    `devices`: how many are passed in; they are numbered from 0 inside.
 
     A list of variables can set one to the empty text at most, and a program may take that for a
     value. So what must not be set is taken away by `env -u` in front of the image's program,
@@ -38,12 +42,16 @@ def environment(
     """
     variables = dict(own)
     reasons: list[Reason] = []
-    for block in _blocks(backend, gpu, image):
+    for at, block in enumerate(gpu.environment if gpu else ()):
+        if gpu is None or not _applies(block, backend, image):
+            continue
         for name in block.never:
             variables.pop(name, None)
-        variables |= block.variables
-        if what := _told(block):
+        given = {name: _value(text, devices) for name, text in block.variables.items()}
+        variables |= given
+        if what := _told(given, block.never):
             because = f"{block.reason.removesuffix('.')} ({block.evidence}: {block.source})"
+            where = locate(gpu, "environment", at)
             reasons.append(Reason(choice=what, because=because, source=where))
     cleared = _cleared(backend, gpu, image)
     command = _command(cleared, image)
@@ -99,9 +107,14 @@ def _applies(block: GpuEnvironment, backend: str, image: Image | None) -> bool:
     return block.rocm_below is None or is_older(rocm, block.rocm_below)
 
 
-def _told(block: GpuEnvironment) -> str:
-    words = [f"{name}={value}" for name, value in block.variables.items()]
-    return ", ".join([*words, *(f"never {name}" for name in block.never)])
+def _value(text: str, devices: int) -> str:
+    """`{devices}` stands for the numbers of the devices that are passed in: 0, or 0,1."""
+    return text.replace(DEVICES, ",".join(str(number) for number in range(devices)))
+
+
+def _told(variables: Mapping[str, str], never: Iterable[str]) -> str:
+    words = [f"{name}={value}" for name, value in variables.items()]
+    return ", ".join([*words, *(f"never {name}" for name in never)])
 
 
 def _command(cleared: tuple[str, ...], image: Image | None) -> tuple[str, ...] | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from flexlab.planning.devices import Device
+from flexlab.planning.devices import Device, shown
+from flexlab.planning.question import Locate, by_name
 from flexlab.recipes.backend_schema import BackendRecipe, Image, Images
 from flexlab.spec.machine import Problem
-from flexlab.spec.plan import Reason
+from flexlab.spec.plan import Evidence, Reason
 
 ASSUMED_PLATFORM = "linux/amd64"
 
@@ -22,39 +23,64 @@ class Chosen(NamedTuple):
     """None for an image of the user's that no recipe knows."""
     reasons: tuple[Reason, ...] = ()
     problems: tuple[Problem, ...] = ()
+    """What has to be said of it; without a name, why none fits."""
     tested: bool = False
-    """Somebody ran this image: what a mark on it needs to count."""
+    """Somebody ran this image on this arch: what a mark on it needs to count."""
+    evidence: Evidence = "tested"
+    refused: tuple[Problem, ...] = ()
+    """Why the image that was asked for cannot run this model."""
 
 
 def choose(
     backend: BackendRecipe,
-    device: Device,
+    cards: Sequence[Device],
     *,
     platform: str | None,
     wish: str | None = None,
     bound: str | None = None,
-    where: str = "",
+    engine_min: str | None = None,
+    locate: Locate = by_name,
 ) -> Chosen:
-    """The image for `device`: the user's, else the one that a certificate binds, else the first
-    of the recipe's that holds code for its arch, runs on the platform and suits the driver."""
+    """The image for `cards`: the user's, else the one that a certificate binds, else the first
+    of the recipe's that holds code for their archs, runs on the platform, suits the driver and has
+    an engine that is new enough for the model."""
     if wish is not None:
-        return _asked_for(backend, device, wish)
+        return _asked_for(backend, cards, wish, engine_min)
     if bound is not None:
-        reason = Reason(choice=f"image {bound}", because="a certificate binds it", source=where)
-        return Chosen(
-            bound, facts_of(backend, bound, device.arch), (reason,), _notes(backend, bound)
+        reason = Reason(
+            choice=f"image {bound}", because="a certificate binds it", source=locate(backend)
         )
+        return _known(backend, cards, bound, reason)
     against: list[Problem] = []
-    for image, block in backend.image_choices:
-        if image.private or device.arch is None or device.arch not in image.archs:
+    passed_over: list[Reason] = []
+    archs = {card.arch for card in cards}
+    for image, block, at in _choices(backend):
+        if image.private or None in archs or not archs <= set(image.archs):
             continue
-        problem = _unfit(image, device, platform or ASSUMED_PLATFORM)
+        where = locate(backend, "images", at)
+        problem = _unfit(image, cards, platform or ASSUMED_PLATFORM, engine_min)
         if problem is not None:
             against.append(problem)
+            passed_over.append(
+                Reason(choice=f"not {image.image}", because=problem.message, source=where)
+            )
             continue
-        told = _reasons(image, block, where, against)
-        return Chosen(image.image, image, told, _costs(image), block.evidence == "tested")
-    return Chosen(None, None, problems=tuple(against) or (_none(backend, device),))
+        told = _reason(image, block, cards, platform or ASSUMED_PLATFORM, where)
+        return Chosen(
+            image.image,
+            image,
+            (*passed_over, told),
+            _costs(image),
+            block.evidence == "tested",
+            block.evidence,
+        )
+    return Chosen(None, None, problems=tuple(against) or (_none(backend, cards),))
+
+
+def _choices(backend: BackendRecipe) -> Iterator[tuple[Image, Images, int]]:
+    for at, block in enumerate(backend.images):
+        for image in block.choices:
+            yield image, block, at
 
 
 def facts_of(backend: BackendRecipe, name: str, arch: str | None) -> Image | None:
@@ -64,7 +90,7 @@ def facts_of(backend: BackendRecipe, name: str, arch: str | None) -> Image | Non
 
 
 def is_older(version: str | None, floor: str | None) -> bool:
-    """Whether a version is known and below `floor`; unknown is never a reason to refuse."""
+    """Whether a version or build is known and below `floor`; unknown is no reason to refuse."""
     if version is None or floor is None:
         return False
     try:
@@ -74,20 +100,38 @@ def is_older(version: str | None, floor: str | None) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
+    """Of `12.8` as of `b8173` and `v0.19.0`."""
+    return tuple(int(part) for part in version.lstrip("bv").split("."))
 
 
-def _asked_for(backend: BackendRecipe, device: Device, wish: str) -> Chosen:
+def _asked_for(
+    backend: BackendRecipe, cards: Sequence[Device], wish: str, engine_min: str | None
+) -> Chosen:
     reason = Reason(choice=f"image {wish}", because="asked for", source="option --image")
-    return _known(backend, device, wish, reason)
+    chosen = _known(backend, cards, wish, reason)
+    facts, arch = chosen.facts, cards[0].arch
+    told = list(chosen.problems)
+    if facts is not None and arch not in facts.archs:
+        told.append(
+            Problem(
+                code="image_arch",
+                message=f"{wish} is not known to hold code for {arch or 'an unknown arch'}; "
+                f"it is there for {', '.join(facts.archs)}",
+                hint="leave out --image, and one that does is chosen",
+            )
+        )
+    old = _too_old(facts, engine_min) if facts else None
+    return chosen._replace(problems=tuple(told), refused=(old,) if old else ())
 
 
-def _known(backend: BackendRecipe, device: Device, name: str, reason: Reason) -> Chosen:
-    facts = facts_of(backend, name, device.arch)
-    tested = any(
-        image is facts and block.evidence == "tested" for image, block in backend.image_choices
-    )
-    return Chosen(name, facts, (reason,), _notes(backend, name), tested)
+def _known(backend: BackendRecipe, cards: Sequence[Device], name: str, reason: Reason) -> Chosen:
+    arch = cards[0].arch
+    facts = facts_of(backend, name, arch)
+    blocks = [block for image, block, _ in _choices(backend) if image is facts]
+    known: Evidence = blocks[0].evidence if blocks else "untested"
+    # What was seen on one arch says nothing of another.
+    evidence: Evidence = known if facts is not None and arch in facts.archs else "untested"
+    return Chosen(name, facts, (reason,), _notes(backend, name), evidence == "tested", evidence)
 
 
 def _notes(backend: BackendRecipe, name: str) -> tuple[Problem, ...]:
@@ -105,7 +149,9 @@ def _notes(backend: BackendRecipe, name: str) -> tuple[Problem, ...]:
     )
 
 
-def _unfit(image: Image, device: Device, platform: str) -> Problem | None:
+def _unfit(
+    image: Image, cards: Sequence[Device], platform: str, engine_min: str | None
+) -> Problem | None:
     if platform not in image.platforms:
         return Problem(
             code="image_platform",
@@ -113,26 +159,36 @@ def _unfit(image: Image, device: Device, platform: str) -> Problem | None:
             f"and this machine is {platform}",
             hint="flexlab plan with another --backend, or --image with one built for it",
         )
-    driver = device.gpu.driver_version if device.gpu else None
+    driver = cards[0].gpu.driver_version if cards[0].gpu else None
     if is_older(driver, image.driver_min):
         return Problem(
             code="driver_too_old",
-            message=f"{image.image} needs the NVIDIA driver {image.driver_min} on {device.arch}, "
-            f"and this one is {driver}",
+            message=f"{image.image} needs the NVIDIA driver {image.driver_min} on "
+            f"{cards[0].arch}, and this one is {driver}",
             hint=f"update the driver to {image.driver_min} or newer",
         )
-    return None
+    return _too_old(image, engine_min)
 
 
-def _reasons(
-    image: Image, block: Images, where: str, against: Iterable[Problem]
-) -> tuple[Reason, ...]:
-    passed_over = [
-        Reason(choice="not the image before it", because=problem.message, source=where)
-        for problem in against
-    ]
-    because = f"{block.reason.removesuffix('.')} ({block.evidence}, {block.date})"
-    return (*passed_over, Reason(choice=f"image {image.image}", because=because, source=where))
+def _too_old(image: Image, engine_min: str | None) -> Problem | None:
+    if not is_older(image.build, engine_min):
+        return None
+    return Problem(
+        code="engine_too_old",
+        message=f"{image.image} holds build {image.build}, and this model needs {engine_min}",
+        hint=f"--image with one of build {engine_min} or newer, or another --backend",
+    )
+
+
+def _reason(
+    image: Image, block: Images, cards: Sequence[Device], platform: str, where: str
+) -> Reason:
+    archs = " and ".join(dict.fromkeys(card.arch or "?" for card in cards))
+    because = (
+        f"it holds code for {archs} on {platform}. {block.reason.removesuffix('.')} "
+        f"({block.evidence}, {block.date})"
+    )
+    return Reason(choice=f"image {image.image}", because=because, source=where)
 
 
 def _costs(image: Image) -> tuple[Problem, ...]:
@@ -150,10 +206,10 @@ def _costs(image: Image) -> tuple[Problem, ...]:
     )
 
 
-def _none(backend: BackendRecipe, device: Device) -> Problem:
+def _none(backend: BackendRecipe, cards: Sequence[Device]) -> Problem:
     return Problem(
         code="no_image",
         message=f"no image of {backend.name} is known that holds code for "
-        f"{device.arch or 'an unknown arch'} ({device.shown})",
+        f"{cards[0].arch or 'an unknown arch'} ({shown(cards)})",
         hint="--image names one of your own; flexlab plan with another --backend",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -13,6 +14,18 @@ from flexlab.recipes.gpu_schema import GpuRecipe
 from flexlab.recipes.schema import ModelRecipe
 from flexlab.spec.machine import Machine, Problem
 from flexlab.spec.plan import Facts, RuntimeName, Wishes
+
+
+class Locate(Protocol):
+    """Where a recipe, or one of its keys, stands (file:line)."""
+
+    def __call__(self, recipe: BackendRecipe | GpuRecipe, *path: str | int) -> str: ...
+
+
+def by_name(recipe: BackendRecipe | GpuRecipe, *path: str | int) -> str:
+    """Where nobody knows the file."""
+    kind = "GPU recipe" if isinstance(recipe, GpuRecipe) else "backend"
+    return f"{kind} {recipe.name}"
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,3 +45,4 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     certificates: Sequence[Certificate]
     broken: Mapping[str, Problem]
     """Installed weights that no engine could load, by source."""
+    locate: Locate = by_name

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from flexlab.backends.base import BackendSettings
 from flexlab.core.units import show_bytes
-from flexlab.planning.devices import Device
+from flexlab.planning.devices import Device, shown
 from flexlab.planning.fit import Estimate
 from flexlab.planning.question import Question
-from flexlab.recipes.schema import LlamaCppVariant
-from flexlab.spec.plan import Candidate, Reason
+from flexlab.recipes.variants import AnyVariant
+from flexlab.spec.plan import Admission, Candidate, Reason
 
 
 def choice_reasons(
-    question: Question, variant: LlamaCppVariant, device: Device
+    question: Question, variant: AnyVariant, cards: Sequence[Device]
 ) -> Iterable[Reason]:
     wishes, variants = question.wishes, question.recipe.variants
     if wishes.variant is not None:
@@ -39,15 +39,26 @@ def choice_reasons(
         because="asked for" if asked else "the engine that comes with FlexLab needs no container",
         source=question.runtime_source,
     )
-    yield _device_reason(question, device)
+    yield _device_reason(question, cards)
 
 
-def _device_reason(question: Question, device: Device) -> Reason:
+def admission_reasons(admissions: Iterable[Admission]) -> Iterable[Reason]:
+    """What a certificate admits, with what holds all the same."""
+    for one in admissions:
+        if one.admitted:
+            because = " ".join([one.why, *one.limits])
+            source = f"certificate {one.certificate}" if one.certificate else "certificates"
+            yield Reason(choice=one.capability, because=because, source=source)
+
+
+def _device_reason(question: Question, cards: Sequence[Device]) -> Reason:
     machine = question.machine
-    if device.gpu is not None:
+    if cards[0].gpu is not None:
         because = "asked for" if question.wishes.gpu else "the best that can run it"
+        if len(cards) > 1:
+            because = "it is too big for one of them"
         source = "option --gpu" if question.wishes.gpu else "machine"
-        return Reason(choice=device.shown, because=because, source=source)
+        return Reason(choice=shown(cards), because=because, source=source)
     choice = f"CPU: {machine.cpu.name or 'model unknown'}"
     if question.wishes.gpu is not None:
         return Reason(choice=choice, because="asked for", source="option --gpu")
@@ -57,7 +68,7 @@ def _device_reason(question: Question, device: Device) -> Reason:
 
 
 def setting_reasons(
-    question: Question, variant: LlamaCppVariant, asked: BackendSettings, settings: BackendSettings
+    question: Question, variant: AnyVariant, asked: BackendSettings, settings: BackendSettings
 ) -> Iterable[Reason]:
     """Every setting that was asked for, and those that people reckon with: each once, with who
     chose it. `asked` is what was wanted, `settings` what is given."""
@@ -83,7 +94,7 @@ def _told_anyway(settings: BackendSettings) -> Iterable[str]:
         yield "threads"
 
 
-def _chosen_by(question: Question, variant: LlamaCppVariant, name: str) -> tuple[str, str]:
+def _chosen_by(question: Question, variant: AnyVariant, name: str) -> tuple[str, str]:
     if name in question.wishes.settings:
         return "asked for", "option --set"
     if name in variant.settings.model_fields_set:

@@ -12,19 +12,20 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from flexlab import backends
-from flexlab.backends.base import BackendSettings, Site
+from flexlab.backends.base import Backend, BackendSettings, Prepares, Site
 from flexlab.core.errors import WeightsError
 from flexlab.planning import container, images
 from flexlab.planning.devices import Device, cpu_of, gpu_devices
+from flexlab.planning.question import Locate, by_name
 from flexlab.recipes.backend_schema import BackendRecipe
 from flexlab.recipes.gpu_schema import GpuRecipe
 from flexlab.spec.machine import Machine
-from flexlab.spec.plan import Candidate, Facts, Grant, LaunchPlan, Reason
+from flexlab.spec.plan import Candidate, Facts, Grant, LaunchPlan, Reason, Step
 
 CONTAINERS = ("docker", "k3s")
 LAUNCHED_FIELDS = (
     "model", "variant", "backend", "runtime", "arch", "served_name", "image", "command", "args",
-    "env", "env_cleared", "devices", "group_add", "mounts", "shm_bytes", "port",
+    "env", "env_cleared", "devices", "group_add", "mounts", "shm_bytes", "port", "after_start",
 )  # fmt: skip
 """What a plan's hash is taken over; the rest is why and how long, not what."""
 
@@ -38,6 +39,7 @@ def render(
     backend_recipe: Callable[[str], BackendRecipe],
     gpu_recipe: Callable[[str | None], GpuRecipe | None] = lambda _arch: None,
     stop_timeout_s: float | None = None,
+    locate: Locate = by_name,
 ) -> LaunchPlan:
     """How `candidate` is launched in what it was granted.
 
@@ -47,7 +49,8 @@ def render(
     recipe = backend_recipe(candidate.backend)
     settings = engine.settings_type.model_validate(candidate.settings)
     paths = {w.source: _installed(candidate, w.source, facts) for w in candidate.weights}
-    device = _device(machine, grant.devices)
+    cards = _cards(machine, grant.devices)
+    device = cards[0]
     gpu = gpu_recipe(device.arch) if device.gpu else None
     in_container = candidate.runtime in CONTAINERS
     threads = machine.cpu.threads_usable if device.gpu is None else None
@@ -78,19 +81,32 @@ def render(
         limits=candidate.limits,
         context=candidate.context,
         admissions=candidate.admissions,
+        after_start=_after_start(engine, settings, site),
     )
     if in_container:
         told = container.parts(
-            candidate, device, recipe, gpu, args=args, own_env=env, weights=paths
+            candidate,
+            cards,
+            recipe,
+            gpu,
+            args=args,
+            own_env=env,
+            weights=paths,
+            locate=locate,
         )
         plan = _contained(plan, told)
     return msgspec.structs.replace(plan, hash=plan_hash(plan))
 
 
-def _device(machine: Machine, ids: tuple[str, ...]) -> Device:
-    """The first device of a grant; one that is gone is rendered as the CPU's."""
+def _after_start(engine: Backend, settings: BackendSettings, site: Site) -> tuple[Step, ...]:
+    """Only of engines that answer before they have a model."""
+    return engine.after_start(settings, site) if isinstance(engine, Prepares) else ()
+
+
+def _cards(machine: Machine, ids: tuple[str, ...]) -> tuple[Device, ...]:
+    """The devices of a grant; one whose devices are gone is rendered as the CPU's."""
     known = {device.id: device for device in gpu_devices(machine)}
-    return next((known[one] for one in ids if one in known), cpu_of(machine))
+    return tuple(known[one] for one in ids if one in known) or (cpu_of(machine),)
 
 
 def _site(
@@ -103,10 +119,12 @@ def _site(
     *,
     in_container: bool,
 ) -> Site:
-    source = candidate.weights[0].source
-    path = paths[source]
-    if in_container and recipe.container is not None:
-        path = container.inside(source, recipe.container)
+    path = ""
+    if candidate.weights:
+        source = candidate.weights[0].source
+        path = paths[source]
+        if in_container and recipe.container is not None:
+            path = container.inside(source, recipe.container)
     image = images.facts_of(recipe, candidate.image or "", device.arch)
     return Site(
         model_path=path,

@@ -2,32 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from flexlab.backends.base import BackendSettings
-from flexlab.core.units import show_bytes
+from flexlab.core.units import say_bytes
 from flexlab.planning import fit
 from flexlab.planning.advice import advice
+from flexlab.planning.devices import Device
 from flexlab.planning.question import Question
 from flexlab.planning.reasons import sum_of
 from flexlab.planning.render import render
-from flexlab.recipes.schema import LlamaCppVariant, ModelRecipe
-from flexlab.spec.machine import Pool, Problem
+from flexlab.recipes.schema import ModelRecipe
+from flexlab.recipes.variants import AnyVariant, OllamaVariant, PipelineVariant
+from flexlab.spec.machine import RAM_POOL, Pool, Problem
 from flexlab.spec.plan import Candidate, Grant, Need
 
+BY_LAYER_BACKENDS = frozenset({"llamacpp"})
+"""Each of several cards computes its own layers."""
+ALIKE_BACKENDS = frozenset({"vllm", "mlc"})
+"""Each of several cards computes a part of every layer (tensor parallel)."""
 
-def known_model(question: Question, variant: LlamaCppVariant) -> fit.Model:
+
+def known_model(question: Question, variant: AnyVariant) -> fit.Model:
     """Real sizes and shapes where the files are here, the recipe's until then."""
     weights = [weight.weight() for weight in variant.weights]
     sizes = [question.facts.weight_bytes.get(w.source, w.size_bytes) for w in weights]
+    if isinstance(variant, OllamaVariant):
+        sizes = [variant.download]
     known = [size for size in sizes if size is not None]
+    found = question.shapes.get(weights[0].source) if weights else None
+    pipeline = variant if isinstance(variant, PipelineVariant) else None
     return fit.Model(
         weight_bytes=sum(known) if len(known) == len(sizes) else None,
         parameters=question.recipe.parameters,
-        shape=question.shapes.get(weights[0].source) or stated_shape(question.recipe),
+        shape=found or stated_shape(question.recipe),
+        quantization=variant.quantization,
+        context=question.recipe.context,
+        parts=pipeline.parts if pipeline else None,
+        activations=pipeline.activations if pipeline else None,
     )
+
+
+def shares(backend: str, cards: Sequence[Device]) -> tuple[fit.Share, ...]:
+    """Which part of a model each card takes: by its memory where each has layers of its own."""
+    sizes = [(card.pool, card.total_bytes) for card in cards]
+    known = [(pool, size) for pool, size in sizes if size]
+    if backend in BY_LAYER_BACKENDS and len(known) == len(sizes):
+        return fit.by_size(known)
+    return fit.even([pool for pool, _ in sizes])
 
 
 def stated_shape(recipe: ModelRecipe) -> fit.ModelShape | None:
@@ -37,7 +61,8 @@ def stated_shape(recipe: ModelRecipe) -> fit.ModelShape | None:
         return None
     return fit.KnownShape(
         heads=stated.heads,
-        kv_heads_total=stated.layers * stated.kv_heads,
+        layers=stated.layers,
+        kv_heads_total=(stated.kv_layers or stated.layers) * stated.kv_heads,
         key_length=stated.key_length,
         value_length=stated.value_length,
         embedding_length=stated.embedding,
@@ -88,27 +113,49 @@ def too_big(
     settings: BackendSettings,
     model: fit.Model,
     need: fit.Estimate,
+    ground: fit.Ground,
     measured: int | None,
-) -> list[Problem]:
-    """Whether it is larger than its pool ever is; what is only guessed never refuses."""
-    claimed = candidate.needs[0]
-    pool = question.machine.pool(claimed.pool)
-    usable = usable_bytes(pool)
-    at_least = sum(_certain(need, claimed).values()) if measured is None else measured
-    if pool is None or usable is None or at_least <= usable:
-        return []
-    told, terms = _told(need, claimed, measured)
-    bound = f"{show_bytes(pool.total_bytes)} less {show_bytes(pool.reserve_bytes)} for the system"
-    if pool.budget_bytes is not None and pool.budget_bytes == usable:
-        bound = "setting ram_limit"
-    return [
-        Problem(
+) -> Iterator[Problem]:
+    """Whether it is larger than its pools ever are; what is only guessed never refuses."""
+    for at, claimed in enumerate(candidate.needs):
+        pool = question.machine.pool(claimed.pool)
+        usable = usable_bytes(pool)
+        by_measure = measured if at == 0 else None
+        at_least = _certain_bytes(need, claimed) if by_measure is None else by_measure
+        if pool is None or usable is None or at_least <= usable:
+            continue
+        told, terms = _told(need, claimed, by_measure)
+        bound = f"{say_bytes(pool.total_bytes)} less {say_bytes(pool.reserve_bytes)} kept free"
+        if pool.budget_bytes is not None and pool.budget_bytes == usable:
+            bound = "setting ram_limit"
+        yield Problem(
             code="too_big",
             message=f"variant {candidate.variant} needs {told} of {claimed.pool} "
-            f"({sum_of(terms)}); there is {show_bytes(usable)} ({bound})",
-            hint=advice(settings, model, need.terms["overhead"], usable),
+            f"({sum_of(terms)}); there is {say_bytes(usable)} ({bound})",
+            hint=advice(settings, model, ground, candidate.backend, usable),
         )
-    ]
+    yield from _share_too_small(candidate, need, ground)
+
+
+def _share_too_small(
+    candidate: Candidate, need: fit.Estimate, ground: fit.Ground
+) -> Iterator[Problem]:
+    """A share that somebody chose, and that the model does not fit into."""
+    cards = len([one for one in candidate.needs if one.pool != RAM_POOL]) or 1
+    least = -(-need.certain_bytes // cards)
+    if need.fixed_bytes is None or least <= need.fixed_bytes:
+        return
+    yield Problem(
+        code="share_too_small",
+        message=f"variant {candidate.variant} needs at least {say_bytes(least)} "
+        f"({sum_of(need.certain_terms)}), and the chosen share of the card is "
+        f"{say_bytes(need.fixed_bytes)}",
+        hint="a larger share, a smaller --set context_size, or a variant of fewer bits",
+    )
+
+
+def _certain_bytes(need: fit.Estimate, claimed: Need) -> int:
+    return sum(_certain(need, claimed).values())
 
 
 def _certain(need: fit.Estimate, claimed: Need) -> dict[str, int]:
@@ -118,8 +165,8 @@ def _certain(need: fit.Estimate, claimed: Need) -> dict[str, int]:
 def _told(need: fit.Estimate, claimed: Need, measured: int | None) -> tuple[str, Mapping[str, int]]:
     """The need as a refusal names it, and its terms: no more than what is certain."""
     if measured is not None:
-        return show_bytes(claimed.total_bytes), claimed.terms
+        return say_bytes(claimed.total_bytes), claimed.terms
     if need.guessed or need.unknown:
         certain = _certain(need, claimed)
-        return f"at least {show_bytes(sum(certain.values()))}", certain
-    return show_bytes(claimed.total_bytes), claimed.terms
+        return f"at least {say_bytes(sum(certain.values()))}", certain
+    return say_bytes(claimed.total_bytes), claimed.terms

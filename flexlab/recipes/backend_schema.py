@@ -13,6 +13,7 @@ from flexlab.core.fields import Bytes, Seconds
 from flexlab.recipes.fields import (
     Arch,
     Code,
+    EngineBuild,
     EnvName,
     Evidenced,
     HttpPath,
@@ -46,7 +47,7 @@ class Image(Strict):
     port: int = Field(ge=1, le=65535)
     """Inside the container."""
 
-    build: str | None = None
+    build: EngineBuild | None = None
     """The engine's own version or build number (b8173, 0.12.3); unset: it moves with the tag."""
 
     cuda: Version | None = None
@@ -148,6 +149,13 @@ class Memory(Evidenced):
     overhead: Bytes
 
 
+class Driver(Evidenced):
+    """What the driver and the kernels of one program take of a GPU, where `memory.overhead` is in
+    the host's RAM."""
+
+    bytes: Bytes
+
+
 class Environment(Evidenced):
     """Variables that every start of the engine gets."""
 
@@ -185,6 +193,7 @@ class BackendRecipe(Strict):
     clients: Clients
     routes: Routes
     memory: Memory
+    driver: Driver | None = None
     environment: tuple[Environment, ...] = ()
     errors: tuple[Errors, ...] = ()
     embedded: Embedded | None = None

@@ -194,7 +194,8 @@ class _Aliases:
 def _naming(uri: str, recipes: Iterable[ModelRecipe]) -> ModelRecipe | None:
     """The first recipe with a variant that runs exactly this source."""
     for recipe in recipes:
-        if any(variant.weights[0].parsed.uri == uri for variant in recipe.variants):
+        firsts = (variant.weights[0] for variant in recipe.variants if variant.weights)
+        if any(first.parsed.uri == uri for first in firsts):
             return recipe
     return None
 

@@ -7,7 +7,8 @@ import hashlib
 import re
 from collections.abc import Container
 
-from flexlab.recipes.schema import LlamaCppVariant, ModelRecipe, WeightFile
+from flexlab.recipes.schema import ModelRecipe
+from flexlab.recipes.variants import LlamaCppVariant, WeightFile
 from flexlab.recipes.words import is_gguf_file
 from flexlab.spec.source import Source
 

@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
 
 from flexlab.core.fields import Form
-
-Evidence = Literal["tested", "documented", "untested"]
+from flexlab.spec.plan import Evidence
 
 
 def _date(value: str) -> str:
@@ -53,6 +52,9 @@ Arch = Annotated[
 """The exact instruction-set target, as `flexlab gpus` says it."""
 
 Version = Annotated[str, Form(r"[0-9]+(?:\.[0-9]+){0,3}", "a version such as 12.8")]
+EngineBuild = Annotated[
+    str, Form(r"[bv]?[0-9]+(?:\.[0-9]+){0,3}", "a build of an engine, such as b8173 or 0.12.3")
+]
 InsidePath = Annotated[
     str, Form(r"/(?!.*(?:^|/)\.\.(?:/|$))[\w./-]*", "an absolute path inside the container")
 ]

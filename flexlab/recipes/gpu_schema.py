@@ -25,6 +25,8 @@ from flexlab.recipes.fields import (
 from flexlab.spec.machine import Vendor
 from flexlab.spec.plan import Support
 
+DEVICES = "{devices}"
+"""In a variable's value: the numbers of the devices that an engine is given, counted from 0."""
 BLOCKS = ("environment", "support", "defaults", "rules")
 """Keys whose blocks a recipe adds to its parent's."""
 

@@ -19,7 +19,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from flexlab.core import paths
 from flexlab.core.settings import Settings
-from flexlab.recipes import backend_schema, certificate_schema, gpu_schema, schema
+from flexlab.recipes import backend_schema, certificate_schema, gpu_schema, schema, variants
 from flexlab.recipes.backend_schema import BackendRecipe
 from flexlab.recipes.certificate_schema import Certificate
 from flexlab.recipes.gpu_schema import GpuRecipe
@@ -68,7 +68,7 @@ def write(folder: Path) -> list[Path]:
 
 
 def _models_of(model: type[BaseModel]) -> list[type[BaseModel]]:
-    modules = (schema, backend_schema, gpu_schema, certificate_schema)
+    modules = (schema, variants, backend_schema, gpu_schema, certificate_schema)
     here = [one for module in modules for one in vars(module).values() if inspect.isclass(one)]
     return [model, *(one for one in here if issubclass(one, BaseModel))]
 

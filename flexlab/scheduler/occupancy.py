@@ -1,4 +1,8 @@
-"""The scheduler's state as placement sees it: rooms and occupants, without identity."""
+"""The state as placement sees it: rooms and occupants, without identity.
+
+The scheduler has it at first hand; whoever only has the daemon's snapshot (a forecast) sees the
+same from there.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from flexlab.scheduler.place import Occupancy, Room
 from flexlab.scheduler.policy import Occupant, Phase, Policy, turn_s
 from flexlab.scheduler.state import Instance, Model, PoolAccount
 from flexlab.spec.instance import InstanceState
+from flexlab.spec.lab import InstanceView, ModelView, Snapshot
 
 _PHASE: dict[InstanceState, Phase] = {
     "starting": "starting",
@@ -58,6 +63,49 @@ def occupant(instance: Instance, model: Model, now: float, policy: Policy) -> Oc
         waiting=len(model.waiters),
         idle_s=None if instance.idle_since is None else now - instance.idle_since,
         turn_over=now >= turn_end,
+        load_s=instance.load_s or 0.0,
+        settling=instance.state == "draining",
+    )
+
+
+def seen(snapshot: Snapshot) -> Occupancy:
+    """What a daemon showed, at the moment of its snapshot."""
+    rooms = {
+        pool.id: Room(usable_bytes=pool.usable_bytes, free_bytes=pool.free_bytes)
+        for pool in snapshot.pools
+    }
+    models = {model.name: model for model in snapshot.models}
+    return Occupancy(
+        rooms=rooms,
+        occupants=tuple(
+            _seen(instance, models[instance.model], snapshot.at)
+            for instance in snapshot.instances
+            if instance.model in models
+        ),
+    )
+
+
+def _seen(instance: InstanceView, model: ModelView, now: float) -> Occupant:
+    kinds = {condition.kind for condition in instance.conditions}
+    external = instance.runtime == "external"
+    idle_since, turn_ends_at = instance.idle_since, instance.turn_ends_at
+    return Occupant(
+        instance=instance.id,
+        model=instance.model,
+        phase="ready" if "stuck" in kinds else _PHASE[instance.state],
+        priority=model.priority,
+        claims={
+            pool: max(claim, instance.measured_bytes.get(pool, 0))
+            for pool, claim in instance.claims.items()
+        },
+        devices=instance.devices,
+        group=instance.group,
+        group_with_card=instance.group_with_card,
+        pinned=model.pinned or external or "stuck" in kinds,
+        in_flight=instance.in_flight,
+        waiting=model.waiting,
+        idle_s=None if idle_since is None else now - idle_since,
+        turn_over=turn_ends_at is None or now >= turn_ends_at,
         load_s=instance.load_s or 0.0,
         settling=instance.state == "draining",
     )

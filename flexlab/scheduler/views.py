@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from flexlab.scheduler.passes import Passes
+from flexlab.scheduler.policy import turn_s
 from flexlab.scheduler.state import Instance, Model, PoolAccount
 from flexlab.spec.lab import InstanceView, ModelView, ModelWord, PoolView
 
@@ -123,7 +124,17 @@ class Views:
             ready_at=None if instance.ready_at is None else self._wall(instance.ready_at),
             load_s=instance.load_s,
             in_flight=len(instance.leases),
+            group=instance.candidate.group,
+            group_with_card=instance.candidate.group_with_card,
+            idle_since=None if instance.idle_since is None else self._wall(instance.idle_since),
+            turn_ends_at=self._turn_end(instance),
         )
+
+    def _turn_end(self, instance: Instance) -> float | None:
+        if instance.ready_at is None:
+            return None
+        length = turn_s(instance.load_s or 0.0, self._state.policy)
+        return self._wall(instance.ready_at + length)
 
     def pools(self) -> tuple[PoolView, ...]:
         """Every pool's account."""
@@ -139,6 +150,7 @@ class Views:
             reserve_bytes=pool.reserve_bytes,
             foreign_bytes=pool.foreign_bytes,
             free_bytes=pool.free_bytes(self._state.held(pool.id)),
+            usable_bytes=pool.usable_bytes,
             claims={i.id: i.held(pool.id) for i in holders},
             sampled_at=pool.sampled_at,
         )

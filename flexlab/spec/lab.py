@@ -48,6 +48,8 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     reserve_bytes: int
     foreign_bytes: int | None
     free_bytes: int | None
+    usable_bytes: int | None = None
+    """What could ever be given out: total less reserve, or less than that by a setting."""
     claims: dict[str, int] = {}
     """Instance id -> bytes."""
     sampled_at: float | None = None
@@ -78,6 +80,12 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     ready_at: float | None = None
     load_s: float | None = None
     in_flight: int = 0
+    group: str | None = None
+    group_with_card: bool = False
+    idle_since: float | None = None
+    """Unix seconds; None while it works or loads."""
+    turn_ends_at: float | None = None
+    """Unix seconds; until then an equal model has to wait (rule 6)."""
 
 
 class ModelView(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ import msgspec
 from flexlab.spec.machine import Problem
 
 Support = Literal["full", "experimental", "precompiled_only", "unsupported", "unknown"]
+Evidence = Literal["tested", "documented", "untested"]
 Keep = Literal["cold", "warm"]
 RuntimeName = Literal["process", "docker", "k3s", "external", "demo"]
 OnDisconnect = Literal["cancel", "drain"]
@@ -168,6 +169,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     context: int | None = None
     """Tokens that one request really gets, prompt and answer together."""
     admissions: tuple[Admission, ...] = ()
+    evidence: Evidence = "tested"
+    """The weakest of what variant, support and image rest on."""
 
     def need(self, pool: str) -> int:
         """Bytes needed in this pool; 0 where it draws nothing from it."""
@@ -262,3 +265,5 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     gpu_uuids: tuple[str, ...] = ()
     """NVIDIA GPUs (or MIG slices) that it is given, as the driver names them."""
     admissions: tuple[Admission, ...] = ()
+    after_start: tuple[Step, ...] = ()
+    """What is asked of an engine that answers before it has a model."""

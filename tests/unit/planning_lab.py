@@ -23,6 +23,7 @@ FLAGS = frozenset({"avx2", "fma", "f16c", "bmi2", "sse2"})
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """As a GGUF header says it; the defaults are those of SmolLM2-135M."""
 
+    layers: int | None = 30
     heads: int | None = 9
     kv_heads_total: int | None = 90
     key_length: int | None = 64

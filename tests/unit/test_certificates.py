@@ -38,7 +38,8 @@ ALL = [SLOTS, NGRAM, MTP]
 def ask(certificate: Certificate, known: list[Certificate] | None = None, **more: Any) -> Admission:
     settings = GOOD[certificate.name] | more.pop("settings", {})
     facts: dict[str, Any] = {
-        "arch": "gfx906", "image": certificate.image, "on_cpu": False, **more,
+        "arch": "gfx906", "image": certificate.image, "on_cpu": False,
+        "contract": certificate.contract, **more,
     }  # fmt: skip
     (answer,) = judge(certificate.backend, settings, certificates=known or [certificate], **facts)
     return answer
@@ -77,6 +78,9 @@ def test_features_that_are_not_used_ask_for_nothing() -> None:
         (MTP, {"settings": {"enforce_eager": False}}, "certificate_envelope", "true"),
         (MTP, {"settings": {"max_num_batched_tokens": 512}}, "certificate_envelope", "256"),
         (MTP, {"settings": {"context_size": 32769}}, "certificate_envelope", "32768"),
+        (MTP, {"contract": None}, "certificate_contract", "6418949370"),
+        (MTP, {"contract": "0" * 64}, "certificate_contract", "000000"),
+        (SLOTS, {"contract": "0" * 64}, "certificate_contract", "000000"),
         (MTP, {"settings": {"hf_overrides": None}}, "certificate_envelope", "rope_parameters"),
     ],
 )

@@ -12,7 +12,7 @@ from planning_lab import Shape, backend_recipe
 from flexlab.backends.base import BackendSettings
 from flexlab.backends.llamacpp import LlamaCppSettings
 from flexlab.core.units import MIB
-from flexlab.planning.fit import Estimate, Model, claim_bytes, estimate, highest
+from flexlab.planning.fit import Estimate, Ground, Model, claim_bytes, estimate, highest
 from flexlab.spec.plan import Need
 
 WEIGHTS = 98_362_432
@@ -20,7 +20,7 @@ SMOLLM2 = Model(weight_bytes=WEIGHTS, parameters=134_515_008, shape=Shape())
 
 
 def need(model: Model = SMOLLM2, overhead: int = 0, **settings: Any) -> Estimate:
-    return estimate(LlamaCppSettings(**settings), model, overhead)
+    return estimate(LlamaCppSettings(**settings), model, Ground(overhead))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_nobody_knows_is_left_out_and_named() -> None:
 
 def test_settings_of_another_engine_are_not_estimated_as_if_they_were_llamas() -> None:
     with pytest.raises(TypeError):
-        estimate(BackendSettings(), SMOLLM2, 0)
+        estimate(BackendSettings(), SMOLLM2, Ground(0))
 
 
 GROWING = st.fixed_dictionaries(

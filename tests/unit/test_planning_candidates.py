@@ -127,11 +127,11 @@ def test_everything_that_is_in_the_way_is_said_at_once() -> None:
         ask(
             known=known,
             here=machine(flags=frozenset({"sse2"}), total=2 * GIB),
-            wishes=Wishes(settings={"cache_ram_mib": "99999", "jinja": "yes"}),
+            wishes=Wishes(settings={"cache_ram_mib": "99999", "lora": "/etc/adapter"}),
         )
     )
     assert codes(refusal)[:4] == [
-        "embedded_missing", "libgomp_missing", "cpu_flags_missing", "wrong_setting",
+        "embedded_missing", "libgomp_missing", "cpu_flags_missing", "path_outside_models",
     ]  # fmt: skip
     assert len(set(refusal.problems)) == len(refusal.problems)
     assert "pip install 'flexlab[embedded]'" in (refusal.hint or "")

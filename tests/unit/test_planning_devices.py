@@ -138,34 +138,36 @@ OLD = {"image": "lab/engine:cuda12", "driver_min": "525"}
     ],
 )
 def test_an_image_suits_the_driver(driver: str | None, name: str | None) -> None:
-    chosen = images.choose(backend(NEW, OLD), device(driver_version=driver), platform="linux/amd64")
+    chosen = images.choose(
+        backend(NEW, OLD), [device(driver_version=driver)], platform="linux/amd64"
+    )
     assert chosen.name == name
     if name is None:
         assert {problem.code for problem in chosen.problems} == {"driver_too_old"}
 
 
 def test_an_image_for_another_arch_is_none() -> None:
-    chosen = images.choose(backend(OLD), device("sm_52"), platform="linux/amd64")
+    chosen = images.choose(backend(OLD), [device("sm_52")], platform="linux/amd64")
     assert chosen.name is None
     assert "sm_52" in chosen.problems[0].message
 
 
 def test_an_image_for_another_platform_is_refused_by_its_name() -> None:
-    chosen = images.choose(backend(OLD), device(), platform="linux/arm64")
+    chosen = images.choose(backend(OLD), [device()], platform="linux/arm64")
     assert chosen.name is None
     assert "linux/arm64" in chosen.problems[0].message
 
 
 def test_a_private_image_is_never_chosen_by_itself() -> None:
     private = {"image": "registry.lab/engine:1", "private": True}
-    assert images.choose(backend(private), device(), platform=None).name is None
-    asked = images.choose(backend(private), device(), platform=None, wish="registry.lab/engine:1")
+    assert images.choose(backend(private), [device()], platform=None).name is None
+    asked = images.choose(backend(private), [device()], platform=None, wish="registry.lab/engine:1")
     assert asked.name == "registry.lab/engine:1"
     assert [problem.code for problem in asked.problems] == ["image_private"]
 
 
 def test_the_users_image_beats_every_other() -> None:
-    chosen = images.choose(backend(OLD), device("sm_52"), platform=None, wish="mine:1")
+    chosen = images.choose(backend(OLD), [device("sm_52")], platform=None, wish="mine:1")
     assert (chosen.name, chosen.facts) == ("mine:1", None)
     assert chosen.reasons[0].source == "option --image"
 
@@ -175,7 +177,7 @@ def test_an_image_of_our_own_says_what_building_it_costs() -> None:
         "image": "flexlab/engine:1", "built_from": "engine", "built_bytes": 3_000_000_000,
         "build_time": 600,
     }  # fmt: skip
-    chosen = images.choose(backend(own), device(), platform=None)
+    chosen = images.choose(backend(own), [device()], platform=None)
     (problem,) = chosen.problems
     assert problem.code == "image_build_needed"
     assert "3 GB" in problem.message
@@ -196,7 +198,7 @@ NEVER = {"never": ["HSA_OVERRIDE_GFX_VERSION"]}
 
 def made(recipe: GpuRecipe | None, **changes: Any) -> environment.Environment:
     facts = Image.model_validate(image(archs=["gfx906"], **changes))
-    return environment.environment("vllm", {"A": "1"}, recipe, facts, where="here")
+    return environment.environment("vllm", {"A": "1"}, recipe, facts)
 
 
 def uncleared(recipe: GpuRecipe | None, **changes: Any) -> list[str]:
@@ -257,7 +259,7 @@ def test_a_variable_is_never_both_set_and_cleared(drawn: list[dict[str, Any]]) -
 
 def judged(level: Support | None, **more: Any) -> support.Judgement:
     stated = [] if level is None else [{"backends": ["vllm"], "level": level, **PROOF}]
-    facts: dict[str, Any] = {"settings": {}, "allow_experimental": False, "where": "here", **more}
+    facts: dict[str, Any] = {"settings": {}, "allow_experimental": False, **more}
     return support.judge("vllm", device(), gpu_recipe(support=stated), **facts)
 
 
@@ -302,6 +304,6 @@ def test_a_mark_lifts_a_rule_by_a_test_of_its_digest_only(
     }  # fmt: skip
     facts = Image.model_validate(image(**changes))
     recipe = gpu_recipe(rules=[rule])
-    found = support.broken_rules("vllm", "qwen3-8b", "GPTQ", recipe, facts, tested=tested)
+    found = support.broken_rules("vllm", "qwen3-8b", ["GPTQ"], recipe, facts, tested=tested)
     assert (found == ()) == allowed
-    assert support.broken_rules("vllm", "qwen3-8b", "AWQ", recipe, facts, tested=tested) == ()
+    assert support.broken_rules("vllm", "qwen3-8b", ["AWQ"], recipe, facts, tested=tested) == ()

@@ -27,6 +27,7 @@ from flexlab.spec.plan import (
     Mount,
     Probe,
     Reason,
+    Step,
     Wishes,
 )
 
@@ -135,6 +136,7 @@ CHANGES: dict[str, st.SearchStrategy[Any]] = {
     "devices": st.lists(WORDS).map(tuple), "group_add": st.lists(st.integers(0, 9), min_size=1),
     "mounts": st.tuples(st.builds(Mount, source=WORDS, target=WORDS, read_only=st.booleans())),
     "shm_bytes": st.integers(0, 9), "port": st.integers(1, 9),
+    "after_start": st.tuples(st.builds(Step, kind=st.just("pull"), path=WORDS, body=st.just({}))),
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from planning_lab import (
     variant,
 )
 
-from flexlab.core.units import GIB, MIB, show_bytes
+from flexlab.core.units import GIB, MIB, say_bytes
 from flexlab.planning.render import render
 from flexlab.recipes.catalogue import Catalogue
 from flexlab.spec.machine import Machine
@@ -32,8 +32,8 @@ def test_too_big_says_the_need_what_there_is_and_why_no_more() -> None:
     model = recipe(variant("q4", SOURCE, 98_362_432, context_size=8192, parallel=8))
     refusal = refused(ask(model, machine(total=2 * GIB, reserve=GIB)))
     assert refusal.code == "too_big"
-    assert "2.0G less 1.0G for the system" in refusal.message
-    assert "there is 1.0G" in refusal.message
+    assert "2.0 GiB less 1.0 GiB kept free" in refusal.message
+    assert "there is 1.0 GiB" in refusal.message
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ def test_too_big_names_what_costs_its_user_least_and_what_it_then_needs(
     # What the hint says is true, to the byte that it shows.
     wishes = dict(option.split("=") for option in options.removeprefix("--set ").split(" --set "))
     answer = ask(model, here, wishes=Wishes(settings=wishes))
-    assert f"({show_bytes(answer.items[0].need('ram'))})" in hint
+    assert f"({say_bytes(answer.items[0].need('ram'))})" in hint
 
 
 def test_too_big_at_any_context_names_the_least() -> None:
     model = recipe(variant("q4", SOURCE, 98_362_432, context_size=4096, parallel=2))
     refusal = refused(ask(model, machine(budget=100 * MIB)))
     least = {"parallel": "1", "cache_ram_mib": "0", "context_size": "512"}
-    need = show_bytes(ask(model, wishes=Wishes(settings=least)).items[0].need("ram"))
+    need = say_bytes(ask(model, wishes=Wishes(settings=least)).items[0].need("ram"))
     assert refusal.hint == (
         f"too small for this model at any context; the least is {need} (--set parallel=1 "
         "--set cache_ram_mib=0 --set context_size=512); flexlab recipes lists other models"
@@ -126,7 +126,7 @@ def test_what_cannot_fit_is_refused_before_anything_is_fetched() -> None:
     assert "KV cache" not in refusal.message
     assert "it would fit (about " in (refusal.hint or "")
     stated = recipe(variant("q4", SOURCE, 98_362_432, parallel=2), shape=SHAPE)
-    assert "needs 636.8M" in refused(ask(stated, machine(budget=500 * MIB), **absent)).message
+    assert "needs 636.8 MiB" in refused(ask(stated, machine(budget=500 * MIB), **absent)).message
 
 
 def test_the_shipped_model_is_refused_before_its_download_with_a_way_out() -> None:

@@ -48,7 +48,7 @@ def image(rocm: str | None = "7.2.1", **fields: object) -> Image:
 
 
 def env(arch: str, backend: str, rocm: str | None = "7.2.1") -> Environment:
-    return environment(backend, {}, known(arch), image(rocm), where="x")
+    return environment(backend, {}, known(arch), image(rocm))
 
 
 def named_in_tables() -> set[str]:
@@ -181,7 +181,7 @@ def test_gptq_on_amd_needs_an_image_that_was_tested_for_it(recipe: GpuRecipe) ->
     marked = image(image="x@sha256:" + "a" * 64, marks=["gptq_shuffle_guarded"])
 
     def refused(kind: str, where: Image, tested: bool) -> bool:
-        return bool(broken_rules("vllm", "some-model", kind, recipe, where, tested=tested))
+        return bool(broken_rules("vllm", "some-model", [kind], recipe, where, tested=tested))
 
     assert refused("gptq", image(), True)
     assert refused("GPTQ-Int4", marked, False)
@@ -203,13 +203,13 @@ def test_gptq_on_amd_needs_an_image_that_was_tested_for_it(recipe: GpuRecipe) ->
 def test_half_precision_qwen3_on_amd(
     recipe: GpuRecipe, backend: str, model: str, kind: str, forbidden: bool
 ) -> None:
-    found = broken_rules(backend, model, kind, recipe, image(), tested=True)
+    found = broken_rules(backend, model, [kind], recipe, image(), tested=True)
     assert bool(found) == forbidden
 
 
 @pytest.mark.parametrize(("kind", "forbidden"), [("q4f16_1", True), ("q4f32_1", False)])
 def test_half_precision_libraries_on_maxwell(kind: str, forbidden: bool) -> None:
-    found = broken_rules("mlc", "any", kind, known("sm_52"), None, tested=False)
+    found = broken_rules("mlc", "any", [kind], known("sm_52"), None, tested=False)
     assert bool(found) == forbidden
 
 
@@ -265,7 +265,7 @@ def test_a_users_recipe_stands_before_the_shipped_one_whatever_its_name(user: Pa
     assert recipe is not None
     assert recipe.name == "zz-mine"
     assert recipe.vendor == "amd"
-    made = environment("vllm", {}, recipe, image(), where="x").variables
+    made = environment("vllm", {}, recipe, image()).variables
     assert made["HIP_FORCE_DEV_KERNARG"] == "0", "the child has the last word"
     assert made[OVERRIDE] == "11.0.0"
     assert catalogue.gpu("gfx1101") == known("gfx1101")

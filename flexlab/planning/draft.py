@@ -1,0 +1,215 @@
+"""One variant on one device (or on several together), as far as it can be thought through. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from flexlab.backends.base import BackendSettings
+from flexlab.planning import certificates as certificates_of
+from flexlab.planning import environment, fit, images, reasons, sizing, support
+from flexlab.planning.asked import changed, settings_for
+from flexlab.planning.conditions import cpu_arch, obstacles
+from flexlab.planning.devices import Device
+from flexlab.planning.question import Question
+from flexlab.planning.render import CONTAINERS
+from flexlab.recipes.backend_schema import BackendRecipe
+from flexlab.recipes.gpu_schema import GpuRecipe
+from flexlab.recipes.variants import AnyVariant
+from flexlab.spec.machine import Problem
+from flexlab.spec.plan import Candidate, Evidence, Limit, Support
+
+
+class Draft(NamedTuple):
+    """One variant in one place, and what stands in its way."""
+
+    candidate: Candidate
+    variant: AnyVariant
+    cards: tuple[Device, ...]
+    problems: tuple[Problem, ...]
+    """None: it can run."""
+    settings: BackendSettings
+    model: fit.Model
+    ground: fit.Ground
+    is_smaller: bool = False
+    """Something was given up so that it fits."""
+
+    @property
+    def only_too_big(self) -> bool:
+        """Whether it lacks memory and nothing else."""
+        return bool(self.problems) and all(one.code == "too_big" for one in self.problems)
+
+
+class Given(NamedTuple):
+    """What was given up so that it fits."""
+
+    settings: Mapping[str, object] = {}
+    limits: tuple[Limit, ...] = ()
+
+
+def draft(
+    question: Question, variant: AnyVariant, cards: Sequence[Device], smaller: Given | None = None
+) -> Draft:
+    """Every choice for this variant on these cards, and all that stands in its way."""
+    device = cards[0]
+    backend = question.backend_recipe(variant.backend)
+    recipe = question.gpu_recipe(device.arch)
+    model = sizing.known_model(question, variant)
+    asked = settings_for(question, variant, device, recipe, model)
+    given, limits = asked.given, asked.limits
+    if smaller is not None:
+        given, limits = changed(given, smaller.settings), (*limits, *smaller.limits)
+    ground = _ground(backend, cards)
+    need = fit.estimate(given, model, ground)
+    image = _image(question, variant, backend, cards, given)
+    judged = support.judge(
+        variant.backend,
+        device,
+        recipe,
+        settings=given.model_dump(),
+        allow_experimental=question.wishes.allow_experimental,
+        locate=question.locate,
+    )
+    admissions = certificates_of.judge(
+        variant.backend,
+        given.model_dump(),
+        arch=device.arch,
+        image=image.name,
+        on_cpu=device.gpu is None,
+        certificates=question.certificates,
+        contract=variant.contract,
+    )
+    candidate = msgspec.structs.replace(
+        _bare(question, variant, backend, cards),
+        support=judged.level,
+        image=image.name,
+        settings=given.model_dump(),
+        needs=need.needs(*sizing.shares(variant.backend, cards)),
+        limits=limits,
+        context=getattr(given, "context_size", None),
+        admissions=tuple(admissions),
+        evidence=_weakest(variant.evidence, judged.evidence, image.evidence),
+    )
+    if image.name is not None:
+        told = (*candidate.problems, *image.problems)
+        candidate = msgspec.structs.replace(candidate, problems=told)
+    candidate, measured = sizing.with_measured_claim(question, candidate)
+    problems = [
+        *obstacles(question, variant, backend, device),
+        *asked.problems,
+        *judged.problems,
+        *image.refused,
+        *(image.problems if image.name is None else ()),
+        *(problem for each in admissions for problem in each.problems),
+        *_rules(question, variant, recipe, image, given),
+        *sizing.too_big(question, candidate, given, model, need, ground, measured),
+    ]
+    why = (
+        *reasons.choice_reasons(question, variant, cards),
+        *judged.reasons,
+        *image.reasons,
+        *reasons.admission_reasons(admissions),
+        *reasons.setting_reasons(question, variant, asked.wanted, given),
+        reasons.memory_reason(need, candidate, measured),
+    )
+    candidate = msgspec.structs.replace(candidate, reasons=why)
+    return Draft(
+        candidate=candidate,
+        variant=variant,
+        cards=tuple(cards),
+        problems=tuple(problems),
+        settings=given,
+        model=model,
+        ground=ground,
+        is_smaller=smaller is not None,
+    )
+
+
+def _weakest(*evidence: Evidence) -> Evidence:
+    order: tuple[Evidence, ...] = ("untested", "documented", "tested")
+    return min(evidence, key=order.index)
+
+
+def _ground(backend: BackendRecipe, cards: Sequence[Device]) -> fit.Ground:
+    on_gpu = cards[0].gpu is not None
+    return fit.Ground(
+        overhead_bytes=backend.memory.overhead,
+        on_gpu=on_gpu,
+        card_bytes=cards[0].total_bytes if on_gpu else None,
+        driver_bytes=backend.driver.bytes if backend.driver and on_gpu else 0,
+    )
+
+
+def _image(
+    question: Question,
+    variant: AnyVariant,
+    backend: BackendRecipe,
+    cards: Sequence[Device],
+    given: BackendSettings,
+) -> images.Chosen:
+    if question.runtime not in CONTAINERS:
+        return images.Chosen(None, None)
+    known = question.certificates
+    return images.choose(
+        backend,
+        cards,
+        platform=question.machine.platform,
+        wish=question.wishes.image,
+        bound=certificates_of.bound_image(backend.name, given.model_dump(), cards[0].arch, known),
+        engine_min=variant.engine_min,
+        locate=question.locate,
+    )
+
+
+def _rules(
+    question: Question,
+    variant: AnyVariant,
+    recipe: GpuRecipe | None,
+    image: images.Chosen,
+    given: BackendSettings,
+) -> list[Problem]:
+    """What the arch forbids, what a candidate lacks, and what the image would smuggle in."""
+    named = (getattr(given, "quantization", None), variant.quantization, library_of(given))
+    found = support.broken_rules(
+        variant.backend, question.recipe.name, named, recipe, image.facts, tested=image.tested
+    )
+    lacking = support.unpromoted(variant, image.facts, tested=image.tested)
+    hidden: tuple[Problem, ...] = ()
+    if image.name is not None:
+        hidden = environment.uncleared(variant.backend, recipe, image.facts)
+    return [*found, *lacking, *hidden]
+
+
+def library_of(settings: BackendSettings) -> str | None:
+    """The compiled library that the settings name; its path tells its quantisation."""
+    library: str | None = getattr(settings, support.LIBRARY, None)
+    return library
+
+
+def _bare(
+    question: Question, variant: AnyVariant, backend: BackendRecipe, cards: Sequence[Device]
+) -> Candidate:
+    """What follows from the recipes alone; needs and settings are still to come."""
+    recipe, facts = question.recipe, question.facts.runtimes.get(question.runtime)
+    device = cards[0]
+    level: Support = "full"
+    return Candidate(
+        model=recipe.name,
+        variant=variant.name,
+        backend=variant.backend,
+        runtime=question.runtime,
+        arch=(device.arch or "?") if device.gpu else cpu_arch(question.machine),
+        support=level,
+        devices=tuple(card.id for card in cards),
+        needs=(),
+        weights=tuple(weight.weight() for weight in variant.weights),
+        group=variant.group,
+        group_with_card=variant.takes_in is not None,
+        keep=recipe.keep,
+        priority=recipe.priority,
+        start_timeout_s=backend.times.start_timeout,
+        idle_timeout_s=recipe.idle_timeout,
+        problems=facts.problems if facts else (),
+    )

@@ -1,0 +1,88 @@
+"""What is given up where a model does not fit, where its recipe allows it. Pure.
+
+In this order, since the first costs its user least: a smaller context, a smaller type of the KV
+cache, layers on the CPU. Each comes with its number and is said aloud as a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flexlab.planning import fit, sizing
+from flexlab.planning.asked import changed
+from flexlab.planning.draft import Draft, Given
+from flexlab.planning.question import Question
+from flexlab.spec.machine import Machine
+from flexlab.spec.plan import Limit
+
+_CACHE_NAMES = ("cache_type_k", "cache_type_v", "cache_type", "kv_cache_dtype")
+_CONTEXT_STEP = 1024
+
+
+def fitting(question: Question, draft: Draft) -> Given | None:
+    """The first that makes it fit into its pool; None where nothing allowed does."""
+    for given in _ways(draft, frozenset(question.wishes.settings)):
+        if _fits(question.machine, draft, given):
+            return given
+    return None
+
+
+def _ways(draft: Draft, wished: frozenset[str]) -> Iterator[Given]:
+    """What somebody asked for is never made smaller."""
+    allowed = draft.variant.smaller
+    if allowed is None:
+        return
+    contexts = (
+        [{}, *_contexts(draft, allowed.context_min)] if "context_size" not in wished else [{}]
+    )
+    caches: list[dict[str, object]] = [{}]
+    names = [n for n in _CACHE_NAMES if hasattr(draft.settings, n) and n not in wished]
+    if allowed.cache_type is not None and names:
+        caches.append(dict.fromkeys(names, allowed.cache_type))
+    for cache in caches:
+        for context in contexts:
+            if context or cache:
+                yield _given(draft, {**context, **cache})
+    if allowed.n_gpu_layers_min is not None and "n_gpu_layers" not in wished:
+        smallest = {**contexts[-1], **caches[-1]}
+        for layers in _layers(draft, allowed.n_gpu_layers_min):
+            yield _given(draft, {**smallest, "n_gpu_layers": layers})
+
+
+def _contexts(draft: Draft, least: int | None) -> Iterator[dict[str, object]]:
+    wanted = getattr(draft.settings, "context_size", None)
+    if least is None or wanted is None or draft.model.shape is None:
+        return
+    for size in range(wanted - _CONTEXT_STEP, least - 1, -_CONTEXT_STEP):
+        yield {"context_size": size}
+
+
+def _layers(draft: Draft, least: int) -> Iterator[int]:
+    layers = draft.model.shape.layers if draft.model.shape else None
+    if layers is not None and draft.ground.on_gpu:
+        yield from range(layers - 1, least - 1, -1)
+
+
+def _given(draft: Draft, update: dict[str, object]) -> Given:
+    limits = [
+        Limit(what=name, wanted=_wanted(draft, name), given=f"{value} (so that it fits)")
+        for name, value in update.items()
+        if getattr(draft.settings, name) != value
+    ]
+    return Given(update, tuple(limits))
+
+
+def _wanted(draft: Draft, name: str) -> str:
+    value = getattr(draft.settings, name)
+    return "all" if value is None else str(value)
+
+
+def _fits(machine: Machine, draft: Draft, given: Given) -> bool:
+    try:
+        settings = changed(draft.settings, given.settings)
+    except ValueError:
+        return False
+    need = fit.estimate(settings, draft.model, draft.ground)
+    needs = need.needs(*sizing.shares(draft.variant.backend, draft.cards))
+    rooms = [(one, sizing.usable_bytes(machine.pool(one.pool))) for one in needs]
+    return all(room is None or one.total_bytes <= room for one, room in rooms)
