@@ -229,7 +229,7 @@ class Registry:
             shapes=here.headers,
             broken=here.broken,
             gpu_recipe=self._catalogue.gpu,
-            certificates=self._catalogue.certificates(),
+            certificates=self._catalogue.certificates_of,
             locate=self._catalogue.where,
         )
         if (told := self._told("start_timeout_s")) is not None:

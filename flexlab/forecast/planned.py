@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -123,7 +123,7 @@ def plan(here: Here, recipe: ModelRecipe, asked: Wishes) -> Planned:
     launch = _render(here, candidate, facts)
     problems += [problem for problem in launch.problems if problem not in problems]
     others = [one for one in found.items if one is not candidate]
-    ways = [_alternative(recipe.name, one, wishes) for one in others]
+    ways = _alternatives(recipe.name, others, wishes)
     if verdict == "refused":
         ways += _ways_out(here, recipe, wishes)
     return replace(
@@ -153,7 +153,7 @@ def candidates_here(here: Here, recipe: ModelRecipe, wishes: Wishes) -> tuple[Ca
         shapes=installed.headers,
         broken=installed.broken,
         gpu_recipe=catalogue.gpu,
-        certificates=catalogue.certificates(),
+        certificates=catalogue.certificates_of,
         locate=catalogue.where,
     )
     return found, facts
@@ -200,8 +200,16 @@ def _ways_out(here: Here, recipe: ModelRecipe, wishes: Wishes) -> list[Alternati
             continue
         found, _ = candidates_here(here, recipe, tried)
         if found.items:
-            return [_alternative(recipe.name, one, tried) for one in found.items]
+            return _alternatives(recipe.name, found.items, tried)
     return []
+
+
+def _alternatives(model: str, candidates: Iterable[Candidate], wishes: Wishes) -> list[Alternative]:
+    """Of the same way on several cards of one arch, the first says it for all."""
+    firsts: dict[tuple[str, str, str, int], Candidate] = {}
+    for one in candidates:
+        firsts.setdefault((one.variant, one.arch, one.support, len(one.devices)), one)
+    return [_alternative(model, one, wishes) for one in firsts.values()]
 
 
 def _alternative(model: str, candidate: Candidate, wishes: Wishes) -> Alternative:

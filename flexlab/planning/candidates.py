@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from flexlab.planning import devices, fit, smaller
+from flexlab.planning import devices, fit, sizing, smaller
 from flexlab.planning.conditions import WRONG_WISH, wanted_backend, wrong_wishes
 from flexlab.planning.devices import Device
-from flexlab.planning.draft import Draft, draft
+from flexlab.planning.draft import Draft, draft, on_twin
 from flexlab.planning.question import Locate, Question, by_name
 from flexlab.planning.sizing import ALIKE_BACKENDS, BY_LAYER_BACKENDS
 from flexlab.recipes.backend_schema import BackendRecipe
@@ -21,7 +21,7 @@ from flexlab.recipes.certificate_schema import Certificate
 from flexlab.recipes.gpu_schema import GpuRecipe
 from flexlab.recipes.schema import ModelRecipe
 from flexlab.recipes.variants import AnyVariant
-from flexlab.spec.machine import CPU_DEVICE, Machine, Problem
+from flexlab.spec.machine import CPU_DEVICE, RAM_POOL, Machine, Problem
 from flexlab.spec.plan import (
     Candidate,
     Candidates,
@@ -48,7 +48,7 @@ def candidates(
     shapes: Mapping[str, fit.ModelShape] | None = None,
     broken: Mapping[str, Problem] | None = None,
     gpu_recipe: Callable[[str | None], GpuRecipe | None] = lambda _arch: None,
-    certificates: Sequence[Certificate] = (),
+    certificates: Callable[[str], Sequence[Certificate]] = lambda _backend: (),
     locate: Locate = by_name,
 ) -> Candidates:
     """All candidates of a model, or the refusal that names every obstacle and what would help.
@@ -89,12 +89,12 @@ def candidates(
 def _drafts(question: Question, variant: AnyVariant, places: Sequence[Device]) -> Iterator[Draft]:
     """On each device alone; where it is too big for all of them, on several together; and where
     that does not help, smaller, as far as its recipe allows."""
-    alone = [draft(question, variant, (device,)) for device in places]
+    alone = list(_alone(question, variant, places))
     yield from alone
     large = [one for one in alone if one.only_too_big]
     if not large or any(not one.problems for one in alone):
         return
-    for cards in _together(question, variant, [one.cards[0] for one in large]):
+    for cards in _together(question, variant, [card for one in large for card in one.alike]):
         joined = draft(question, variant, cards)
         if not joined.problems:
             yield joined
@@ -103,6 +103,40 @@ def _drafts(question: Question, variant: AnyVariant, places: Sequence[Device]) -
         given = smaller.fitting(question, one)
         if given is not None:
             yield draft(question, variant, one.cards, given)
+
+
+def _alone(question: Question, variant: AnyVariant, places: Sequence[Device]) -> Iterator[Draft]:
+    """Cards that are alike in everything that planning looks at are thought through once.
+
+    Each that can run it is a candidate of its own; those that cannot are told together.
+    """
+    kinds: dict[object, list[Device]] = {}
+    for place in places:
+        kinds.setdefault(_kind(question, place), []).append(place)
+    for cards in kinds.values():
+        first = draft(question, variant, cards[:1])
+        if first.problems:
+            yield first._replace(alike=tuple(cards))
+            continue
+        yield first
+        yield from (on_twin(first, card) for card in cards[1:])
+
+
+def _kind(question: Question, card: Device) -> object:
+    gpu = card.gpu
+    if gpu is None or question.facts.measured_bytes:  # what was measured was so on one card
+        return card.id
+    pool = question.machine.pool(card.pool)
+    return (
+        gpu.vendor,
+        card.arch,
+        gpu.name,
+        card.total_bytes,
+        gpu.driver_version,
+        card.pool == RAM_POOL,
+        card.slice.profile if card.slice else None,
+        sizing.usable_bytes(pool),
+    )
 
 
 def _together(
@@ -222,6 +256,8 @@ def _passed_over(one: Draft, where: str) -> Reason:
     choice = f"not variant {one.candidate.variant}"
     if one.cards[0].gpu is not None:
         choice += f" on {devices.shown(one.cards)}"
+        if len(one.alike) > 1:
+            choice += f" and {len(one.alike) - 1} like it"
     because = "; ".join(problem.message for problem in one.problems)
     return Reason(choice=choice, because=because, source=where)
 

@@ -35,6 +35,8 @@ class Draft(NamedTuple):
     ground: fit.Ground
     is_smaller: bool = False
     """Something was given up so that it fits."""
+    alike: tuple[Device, ...] = ()
+    """Where it cannot run: all the cards of which the same is true."""
 
     @property
     def only_too_big(self) -> bool:
@@ -78,7 +80,7 @@ def draft(
         arch=device.arch,
         image=image.name,
         on_cpu=device.gpu is None,
-        certificates=question.certificates,
+        certificates=question.certificates(variant.backend),
         contract=variant.contract,
     )
     candidate = msgspec.structs.replace(
@@ -124,7 +126,26 @@ def draft(
         model=model,
         ground=ground,
         is_smaller=smaller is not None,
+        alike=tuple(cards),
     )
+
+
+def on_twin(first: Draft, card: Device) -> Draft:
+    """The same on a card that differs by nothing but its address."""
+    old, candidate = first.cards[0], first.candidate
+    needs = tuple(
+        msgspec.structs.replace(need, pool=card.pool) if need.pool == old.pool else need
+        for need in candidate.needs
+    )
+    told = tuple(
+        msgspec.structs.replace(
+            reason,
+            choice=reason.choice.replace(old.shown, card.shown).replace(old.pool, card.pool),
+        )
+        for reason in candidate.reasons
+    )
+    twin = msgspec.structs.replace(candidate, devices=(card.id,), needs=needs, reasons=told)
+    return first._replace(candidate=twin, cards=(card,), alike=(card,))
 
 
 def _weakest(*evidence: Evidence) -> Evidence:
@@ -151,7 +172,7 @@ def _image(
 ) -> images.Chosen:
     if question.runtime not in CONTAINERS:
         return images.Chosen(None, None)
-    known = question.certificates
+    known = question.certificates(variant.backend)
     return images.choose(
         backend,
         cards,

@@ -42,7 +42,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     shapes: Mapping[str, ModelShape]
     gpu_recipe: Callable[[str | None], GpuRecipe | None]
     """By arch; None where none is known."""
-    certificates: Sequence[Certificate]
+    certificates: Callable[[str], Sequence[Certificate]]
+    """By backend."""
     broken: Mapping[str, Problem]
     """Installed weights that no engine could load, by source."""
     locate: Locate = by_name

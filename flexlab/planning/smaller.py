@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flexlab.planning import fit, sizing
-from flexlab.planning.asked import changed
 from flexlab.planning.draft import Draft, Given
 from flexlab.planning.question import Question
 from flexlab.spec.machine import Machine
@@ -21,32 +20,34 @@ _CONTEXT_STEP = 1024
 
 def fitting(question: Question, draft: Draft) -> Given | None:
     """The first that makes it fit into its pool; None where nothing allowed does."""
-    for given in _ways(draft, frozenset(question.wishes.settings)):
-        if _fits(question.machine, draft, given):
-            return given
+    for stage in _stages(draft, frozenset(question.wishes.settings)):
+        # Each stage gives up more and more: where its end does not fit, nothing of it does.
+        if not stage or not _fits(question.machine, draft, stage[-1]):
+            continue
+        return next(
+            _given(draft, update) for update in stage if _fits(question.machine, draft, update)
+        )
     return None
 
 
-def _ways(draft: Draft, wished: frozenset[str]) -> Iterator[Given]:
+def _stages(draft: Draft, wished: frozenset[str]) -> Iterator[list[dict[str, object]]]:
     """What somebody asked for is never made smaller."""
     allowed = draft.variant.smaller
     if allowed is None:
         return
-    contexts = (
-        [{}, *_contexts(draft, allowed.context_min)] if "context_size" not in wished else [{}]
-    )
-    caches: list[dict[str, object]] = [{}]
-    names = [n for n in _CACHE_NAMES if hasattr(draft.settings, n) and n not in wished]
-    if allowed.cache_type is not None and names:
-        caches.append(dict.fromkeys(names, allowed.cache_type))
-    for cache in caches:
-        for context in contexts:
-            if context or cache:
-                yield _given(draft, {**context, **cache})
+    contexts: list[dict[str, object]] = []
+    if "context_size" not in wished:
+        contexts = list(_contexts(draft, allowed.context_min))
+    yield contexts
+    cache: dict[str, object] = {}
+    if allowed.cache_type is not None:
+        names = [n for n in _CACHE_NAMES if hasattr(draft.settings, n) and n not in wished]
+        cache = dict.fromkeys(names, allowed.cache_type)
+        yield [{**context, **cache} for context in ({}, *contexts)] if cache else []
     if allowed.n_gpu_layers_min is not None and "n_gpu_layers" not in wished:
-        smallest = {**contexts[-1], **caches[-1]}
-        for layers in _layers(draft, allowed.n_gpu_layers_min):
-            yield _given(draft, {**smallest, "n_gpu_layers": layers})
+        smallest = {**(contexts[-1] if contexts else {}), **cache}
+        layers = _layers(draft, allowed.n_gpu_layers_min)
+        yield [{**smallest, "n_gpu_layers": count} for count in layers]
 
 
 def _contexts(draft: Draft, least: int | None) -> Iterator[dict[str, object]]:
@@ -77,11 +78,9 @@ def _wanted(draft: Draft, name: str) -> str:
     return "all" if value is None else str(value)
 
 
-def _fits(machine: Machine, draft: Draft, given: Given) -> bool:
-    try:
-        settings = changed(draft.settings, given.settings)
-    except ValueError:
-        return False
+def _fits(machine: Machine, draft: Draft, update: dict[str, object]) -> bool:
+    # Not validated: hundreds are tried, and whichever fits is validated when it is drafted.
+    settings = draft.settings.model_copy(update=update)
     need = fit.estimate(settings, draft.model, draft.ground)
     needs = need.needs(*sizing.shares(draft.variant.backend, draft.cards))
     rooms = [(one, sizing.usable_bytes(machine.pool(one.pool))) for one in needs]

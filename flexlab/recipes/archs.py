@@ -21,10 +21,15 @@ class Archs:
 
     def __init__(self, shelf: Shelf[GpuRecipe]) -> None:
         self._shelf = shelf
+        self._found: dict[str, GpuRecipe | RecipeError | None] = {}
 
     def get(self, arch: str) -> GpuRecipe | None:
         """None where there is no recipe for it. Raises RecipeError when its recipe is wrong."""
-        found = self._by_arch.get(arch)
+        found = self._found.get(arch)
+        if found is None and arch not in self._found:
+            of_arch = (one for one in self._shelf.mentioning(arch) if arch in one.archs)
+            first = next(of_arch, None)
+            found = self._found[arch] = self._judged(first) if first is not None else None
         if isinstance(found, RecipeError):
             raise found
         if found is None and arch in self._shelf.files:

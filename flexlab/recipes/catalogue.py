@@ -77,6 +77,10 @@ class Catalogue:
         """Every complete certificate by name; a wrong file certifies nothing."""
         return list(self._certificates.all())
 
+    def certificates_of(self, backend: str) -> list[Certificate]:
+        """Those of one backend; reads no other's."""
+        return [one for one in self._certificates.mentioning(backend) if one.backend == backend]
+
     def resolve(self, name: str, derived: Mapping[str, ModelRecipe] | None = None) -> ModelRecipe:
         """The recipe of a name or an alias; for a source the one that names it, or a derived one.
 

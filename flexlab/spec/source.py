@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+from functools import lru_cache
 from typing import Literal
 from urllib.parse import quote, quote_from_bytes, unquote, unquote_to_bytes, urlsplit
 
@@ -153,6 +154,7 @@ class LocalSource(msgspec.Struct, frozen=True, kw_only=True, tag="local"):
 Source = PypiSource | HfSource | FileSource | LocalSource
 
 
+@lru_cache(4096)
 def parse_source(text: str) -> Source:
     """Read one source. Raises UsageError with the part that is wrong."""
     scheme, separator, rest = text.partition("://")
