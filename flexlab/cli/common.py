@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import typer
 import typer.core
@@ -13,6 +13,7 @@ import typer.core
 from flexlab.cli import output
 from flexlab.cli.complaints import unknown_command
 from flexlab.core.errors import UsageError
+from flexlab.spec.plan import RuntimeName, Wishes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,6 +25,14 @@ ModelArgument = Annotated[
         help="A recipe's name or alias, hf://ORG/REPO/FILE.gguf, or a path to a .gguf.",
         show_default=False,
     ),
+]
+BackendOption = Annotated[
+    str | None,
+    typer.Option("--backend", metavar="NAME", help="Only this engine; never another one."),
+]
+RuntimeOption = Annotated[
+    str | None,
+    typer.Option("--runtime", metavar="NAME", help="How to start it: process, docker."),
 ]
 VariantOption = Annotated[
     str | None, typer.Option("--variant", metavar="NAME", help="Only this variant of the recipe.")
@@ -182,6 +191,38 @@ def key_values(words: list[str]) -> dict[str, str]:
             raise UsageError(f"--set wants key=value, not {word!r}", "such as --set parallel=2")
         pairs[typed(key.strip())] = typed(value)
     return pairs
+
+
+def wishes_of(
+    *,
+    runtime: RuntimeName | None,
+    backend: str | None = None,
+    variant: str | None = None,
+    gpu: str | None = None,
+    image: str | None = None,
+    settings: list[str] | None = None,
+    allow_experimental: bool = False,
+) -> Wishes:
+    """What was asked for beyond the model's name, as typed. Planning judges it."""
+    return Wishes(
+        runtime=runtime,
+        backend=None if backend is None else typed(backend),
+        variant=None if variant is None else typed(variant),
+        gpu=None if gpu is None else typed(gpu),
+        image=None if image is None else typed(image),
+        settings=key_values(settings or []),
+        allow_experimental=allow_experimental,
+    )
+
+
+def runtime_name(word: str | None, known: Sequence[str]) -> RuntimeName | None:
+    """Raises UsageError with the names that there are."""
+    if word is None or word in known:
+        return cast("RuntimeName | None", word)
+    raise UsageError(
+        f"runtime {typed(word)!r} is not in this version; there is: {', '.join(known)}",
+        f"--runtime {known[0]}, or no --runtime at all",
+    )
 
 
 def need_words(words: list[str], what: str, usage: str) -> None:

@@ -46,7 +46,7 @@ VERBS: Final[dict[str, dict[str, str]]] = {
     },
     "Setup": {
         "serve": "Run the daemon in the foreground.",
-        "recipes": "List, show or check model recipes.",
+        "recipes": "List models and whether they fit here; show or check.",
         "config": "Show or check the settings.",
         "completion": "Print a completion script for bash, zsh or fish.",
         "version": "Show versions.",

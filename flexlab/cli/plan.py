@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from flexlab.cli import output
 from flexlab.cli.common import (
+    BackendOption,
     ExperimentalOption,
     GpuOption,
     ImageOption,
     JsonOption,
     ModelArgument,
+    RuntimeOption,
     SetOption,
     SysrootOption,
     VariantOption,
-    key_values,
     machine_root,
     model_word,
     need_words,
-    typed,
+    runtime_name,
     verb_app,
+    wishes_of,
 )
-from flexlab.cli.up import runtime_name
 from flexlab.core.errors import EXIT_NO_FIT
 from flexlab.core.text import clean_line
 from flexlab.core.units import show_bytes
@@ -40,12 +41,8 @@ app = verb_app()
 @app.command()
 def plan(
     model: ModelArgument = None,
-    backend: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only this engine; never another one.")
-    ] = None,
-    runtime: Annotated[
-        str | None, typer.Option(metavar="NAME", help="How it would start: process or docker.")
-    ] = None,
+    backend: BackendOption = None,
+    runtime: RuntimeOption = None,
     gpu: GpuOption = None,
     variant: VariantOption = None,
     image: ImageOption = None,
@@ -59,13 +56,13 @@ def plan(
     Exit 3 when nothing here can run it, with every reason and what would have to change.
     """
     need_words([model] if model else [], "MODEL", "flexlab plan MODEL [OPTIONS]")
-    wishes = Wishes(
+    wishes = wishes_of(
         runtime=runtime_name(runtime, ("process", "docker")),
-        backend=None if backend is None else typed(backend),
+        backend=backend,
         variant=variant,
-        gpu=None if gpu is None else typed(gpu),
-        image=None if image is None else typed(image),
-        settings=key_values(settings or []),
+        gpu=gpu,
+        image=image,
+        settings=settings,
         allow_experimental=allow_experimental,
     )
     tell(model_word(model or ""), wishes, sysroot, as_json=as_json)

@@ -9,44 +9,67 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flexlab.cli import output
-from flexlab.cli.common import JsonOption, model_word, verb_app
+from flexlab.cli.common import (
+    ExperimentalOption,
+    JsonOption,
+    SysrootOption,
+    machine_root,
+    model_word,
+    verb_app,
+)
 from flexlab.cli.table import Column
 from flexlab.core import paths
 from flexlab.core.errors import FlexLabError, RecipeError
+from flexlab.core.units import show_bytes
+from flexlab.spec.plan import Wishes
 
 if TYPE_CHECKING:
+    from flexlab.forecast.outlook import Outlook
     from flexlab.recipes.catalogue import Catalogue
     from flexlab.recipes.schema import ModelRecipe
 
 COLUMNS = (
     Column("MODEL", flexible=True),
-    Column("ALIASES", drop=3, flexible=True),
-    Column("CAN", drop=2),
-    Column("BACKENDS", drop=4),
-    Column("LICENSE", drop=5),
-    Column("DESCRIPTION", drop=6, flexible=True),
+    Column("FIT"),
+    Column("NEED", right=True, drop=2),
+    Column("BACKEND", drop=3),
+    Column("CAN", drop=4),
+    Column("WHY", drop=1, flexible=True),
 )
 
-app = verb_app("List, show or check model recipes.")
+app = verb_app("List models and what they would do here; show or check recipes.")
 
 
 @app.callback(invoke_without_command=True)
-def recipes(ctx: typer.Context, as_json: JsonOption = False) -> None:
-    """List the models that have a recipe; `show` and `check` say more of one."""
+def recipes(
+    ctx: typer.Context,
+    allow_experimental: ExperimentalOption = False,
+    sysroot: SysrootOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the models that have a recipe, and what each would do here.
+
+    fits; swap: after others made room; limits: smaller than its recipe wants; untested: nobody has
+    tried it like this; no: `flexlab plan MODEL` says why.
+    """
     if ctx.invoked_subcommand is not None:
         return
+    root = machine_root(sysroot)
     # Recipes need pydantic and YAML: 150 ms that no other verb should pay at import.
+    from flexlab.forecast.here import Here
+    from flexlab.forecast.outlook import outlooks
     from flexlab.recipes.catalogue import Catalogue
 
     catalogue = Catalogue.load()
-    models = catalogue.models()
     for file, problems in broken_recipes(catalogue).items():
         output.say(f"warning: skipped: {problems[0]}{more(problems, file)}")
+    here = Here.look(root, catalogue)
+    wishes = Wishes(allow_experimental=allow_experimental)
+    found = outlooks(here, catalogue.models(), wishes)
     if as_json:
-        listed = [_as_json(recipe, catalogue.where(recipe)) for recipe in models]
-        output.answer_json({"models": listed})
+        output.answer_json({"models": found})
     else:
-        output.answer_table(COLUMNS, [_row(recipe) for recipe in models])
+        output.answer_table(COLUMNS, [_row(one) for one in found])
 
 
 @app.command()
@@ -144,13 +167,12 @@ def _as_json(recipe: ModelRecipe, where: str) -> dict[str, object]:
     return {**recipe.model_dump(mode="json", by_alias=True), "where": where}
 
 
-def _row(recipe: ModelRecipe) -> list[str]:
-    backends = dict.fromkeys(variant.backend for variant in recipe.variants)
+def _row(one: Outlook) -> list[str]:
     return [
-        recipe.name,
-        ", ".join(recipe.aliases),
-        ", ".join(recipe.capabilities),
-        ", ".join(backends),
-        recipe.license,
-        recipe.description,
+        one.model,
+        one.fit,
+        show_bytes(one.need_bytes),
+        one.backend or "-",
+        ", ".join(one.capabilities),
+        one.because,
     ]

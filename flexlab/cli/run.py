@@ -14,18 +14,25 @@ import typer
 from flexlab.cli import output
 from flexlab.cli.chat import Chat, ask
 from flexlab.cli.common import (
+    BackendOption,
+    ExperimentalOption,
+    GpuOption,
+    ImageOption,
     JsonOption,
-    key_values,
+    RuntimeOption,
+    SetOption,
+    VariantOption,
     model_word,
     need_words,
+    runtime_name,
     typed,
     verb_app,
+    wishes_of,
 )
 from flexlab.cli.ensure import Ready, ensure_up
 from flexlab.cli.stream import Answer
-from flexlab.cli.up import runtime_name
+from flexlab.cli.up import RUNTIMES
 from flexlab.core.errors import UsageError
-from flexlab.spec.plan import Wishes
 
 PIPE_PATIENCE_S = 2.0
 
@@ -53,10 +60,13 @@ def run(
     temperature: Annotated[
         float | None, typer.Option(min=0.0, metavar="T", help="0 is the least random.")
     ] = None,
-    runtime: Annotated[str | None, typer.Option(metavar="NAME", help="As for `up`.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="As for `up`.")
-    ] = None,
+    runtime: RuntimeOption = None,
+    backend: BackendOption = None,
+    gpu: GpuOption = None,
+    variant: VariantOption = None,
+    image: ImageOption = None,
+    settings: SetOption = None,
+    allow_experimental: ExperimentalOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Ask a model one thing, or chat with it. Starts it as `flexlab up` does."""
@@ -65,7 +75,15 @@ def run(
     if question is None and as_json:
         raise UsageError("--json needs a prompt", "flexlab run MODEL PROMPT --json")
     word = model_word(model or "")
-    wishes = Wishes(runtime=runtime_name(runtime), settings=key_values(settings or []))
+    wishes = wishes_of(
+        runtime=runtime_name(runtime, RUNTIMES),
+        backend=backend,
+        variant=variant,
+        gpu=gpu,
+        image=image,
+        settings=settings,
+        allow_experimental=allow_experimental,
+    )
     ready = ensure_up(word, wishes)
     given = {"max_tokens": max_tokens, "temperature": temperature}
     options: dict[str, object] = {name: value for name, value in given.items() if value is not None}

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
 from flexlab.cli import output
 from flexlab.cli.common import (
+    BackendOption,
+    ExperimentalOption,
+    GpuOption,
+    ImageOption,
     JsonOption,
     ModelArgument,
+    RuntimeOption,
     SetOption,
     VariantOption,
-    key_values,
     model_word,
     need_words,
+    runtime_name,
     verb_app,
+    wishes_of,
 )
 from flexlab.cli.ensure import Ready, ensure_up
 from flexlab.cli.stream import Answer, AnswerStream
 from flexlab.core.errors import FlexLabError, UsageError
 from flexlab.core.units import show_seconds
 from flexlab.spec.lab import ModelView
-from flexlab.spec.plan import Keep, RuntimeName, Wishes
+from flexlab.spec.plan import Keep
 from flexlab.spec.source import is_source
 
 PROBE_TOKENS = 24
@@ -40,14 +45,13 @@ app = verb_app()
 @app.command()
 def up(
     model: ModelArgument = None,
-    runtime: Annotated[
-        str | None, typer.Option(metavar="NAME", help="How to start it: process.")
-    ] = None,
-    backend: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only this engine, such as llamacpp.")
-    ] = None,
+    runtime: RuntimeOption = None,
+    backend: BackendOption = None,
+    gpu: GpuOption = None,
     variant: VariantOption = None,
+    image: ImageOption = None,
     settings: SetOption = None,
+    allow_experimental: ExperimentalOption = False,
     keep: Annotated[
         bool | None,
         typer.Option("--keep/--no-keep", help="Keep it warm: it comes back after a preemption."),
@@ -59,6 +63,9 @@ def up(
     save: Annotated[
         bool, typer.Option("--save", help="Keep the recipe derived from a source or path.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be launched, as `plan` does.")
+    ] = False,
     no_probe: Annotated[bool, typer.Option("--no-probe", help="Skip the speed probe.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -69,12 +76,20 @@ def up(
     """
     need_words([model] if model else [], "MODEL", "flexlab up MODEL [OPTIONS]")
     word = model_word(model or "")
-    wishes = Wishes(
-        runtime=runtime_name(runtime),
+    wishes = wishes_of(
+        runtime=runtime_name(runtime, RUNTIMES),
         backend=backend,
         variant=variant,
-        settings=key_values(settings or []),
+        gpu=gpu,
+        image=image,
+        settings=settings,
+        allow_experimental=allow_experimental,
     )
+    if dry_run:
+        from flexlab.cli.plan import tell
+
+        tell(word, wishes, None, as_json=as_json)
+        return
     if save and not is_source(word):
         raise UsageError(f"{word} has a recipe already", "--save is for sources and paths")
     ready = ensure_up(word, wishes, keep=KEEP[keep], pin=pin)
@@ -87,16 +102,6 @@ def up(
         output.answer_json(_as_json(ready, probe))
     else:
         _tell(ready, probe, says_hold=keep is not None or pin is not None)
-
-
-def runtime_name(word: str | None, known: Sequence[str] = RUNTIMES) -> RuntimeName | None:
-    """Raises UsageError with the names that there are."""
-    if word is None or word in known:
-        return cast("RuntimeName | None", word)
-    raise UsageError(
-        f"runtime {word!r} is not in this version; there is: {', '.join(known)}",
-        f"--runtime {known[0]}, or no --runtime at all",
-    )
 
 
 def route_and_body(model: ModelView) -> tuple[str, dict[str, object]] | None:

@@ -100,7 +100,8 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan(here: Here, recipe: ModelRecipe, asked: Wishes) -> Planned:
     """What would be launched. Raises UsageError for a wish that names what does not exist."""
-    wishes, problems = here.with_runtime(asked)
+    wishes, notes = here.with_runtime(asked)
+    problems: list[Problem] = []
     found, facts = candidates_here(here, recipe, wishes)
     _complain(found)
     answer = place(found, here.occupancy, _POLICY, Asker(priority=recipe.priority))
@@ -119,9 +120,9 @@ def plan(here: Here, recipe: ModelRecipe, asked: Wishes) -> Planned:
     else:
         problems += _refused(found, answer)
     if candidate is None:
-        return _nothing(recipe, here.machine, problems)
+        return _nothing(recipe, here.machine, [*problems, *notes])
     launch = _render(here, candidate, facts)
-    problems += [problem for problem in launch.problems if problem not in problems]
+    problems += [*launch.problems, *notes]
     others = [one for one in found.items if one is not candidate]
     ways = _alternatives(recipe.name, others, wishes)
     if verdict == "refused":

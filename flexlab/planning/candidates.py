@@ -83,6 +83,8 @@ def candidates(
         out += [_not(device, problem.message) for device, problem in choice.out]
         problems += [problem for _, problem in choice.out]
         drafts += _drafts(question, variant, choice.devices)
+    if not drafts and not problems:
+        problems = [_nowhere(question)]
     return _answer(recipe.name, drafts, out, problems, question.where)
 
 
@@ -91,6 +93,9 @@ def _drafts(question: Question, variant: AnyVariant, places: Sequence[Device]) -
     that does not help, smaller, as far as its recipe allows."""
     alone = list(_alone(question, variant, places))
     yield from alone
+    for one in alone:
+        if not one.problems:
+            yield from _smaller_now(question, one)
     large = [one for one in alone if one.only_too_big]
     if not large or any(not one.problems for one in alone):
         return
@@ -102,7 +107,15 @@ def _drafts(question: Question, variant: AnyVariant, places: Sequence[Device]) -
     for one in large:
         given = smaller.fitting(question, one)
         if given is not None:
-            yield draft(question, variant, one.cards, given)
+            yield draft(question, variant, one.cards, given, given_up=1)
+            yield from _smaller_now(question, one)
+
+
+def _smaller_now(question: Question, one: Draft) -> Iterator[Draft]:
+    """Of a worse class: taken only where others hold what the whole would need."""
+    given = smaller.fitting_now(question, one)
+    if given is not None:
+        yield draft(question, one.variant, one.cards, given, given_up=2)
 
 
 def _alone(question: Question, variant: AnyVariant, places: Sequence[Device]) -> Iterator[Draft]:
@@ -165,7 +178,7 @@ def _answer(
 ) -> Candidates:
     """Each candidate says what came before it and why that was passed over."""
     drafts = _startable(drafts)
-    possible: list[tuple[tuple[bool, bool, bool], Draft, tuple[Reason, ...]]] = []
+    possible: list[tuple[tuple[bool, bool, int], Draft, tuple[Reason, ...]]] = []
     passed_over = list(dict.fromkeys(out))
     for one in drafts:
         if one.problems:
@@ -183,14 +196,19 @@ def _answer(
         items.append(msgspec.structs.replace(one.candidate, preference=place, reasons=reasons))
     if items:
         return Candidates(model=model, items=tuple(items))
-    closest = min(drafts, key=lambda one: len(one.problems), default=None)
-    if not problems:
-        problems = [_nowhere(model)]
+    closest = min(drafts, key=_how_far, default=None)
+    if closest is not None:  # what is nearest to running is told first
+        problems = [*closest.problems, *problems]
     return Candidates(
         model=model,
         refusal=_refusal(model, problems),
         closest=closest.candidate if closest else None,
     )
+
+
+def _how_far(one: Draft) -> tuple[bool, int]:
+    """A variant for other archs is further away than any that lacks something else."""
+    return any(each.code == "variant_arch" for each in one.problems), len(one.problems)
 
 
 def _startable(drafts: list[Draft]) -> list[Draft]:
@@ -199,9 +217,9 @@ def _startable(drafts: list[Draft]) -> list[Draft]:
     return able or drafts
 
 
-def _worse(one: Draft) -> tuple[bool, bool, bool]:
+def _worse(one: Draft) -> tuple[bool, bool, int]:
     experimental = one.candidate.support not in ("full", "precompiled_only")
-    return experimental, one.cards[0].gpu is None, one.is_smaller
+    return experimental, one.cards[0].gpu is None, one.given_up
 
 
 def _choose_runtime(wishes: Wishes, default_runtime: RuntimeName | None) -> tuple[RuntimeName, str]:
@@ -266,11 +284,13 @@ def _not(device: Device, because: str) -> Reason:
     return Reason(choice=f"not {device.shown}", because=because, source="machine")
 
 
-def _nowhere(model: str) -> Problem:
+def _nowhere(question: Question) -> Problem:
+    """No device at all for any of its variants."""
+    model = question.recipe.name
     return Problem(
         code="no_device",
-        message=f"no device here can run {model}",
-        hint="flexlab gpus says why; --gpu cpu takes the CPU where a variant runs there",
+        message=f"{model} runs on a GPU only, and no usable one was found here",
+        hint="flexlab gpus says what was found; flexlab recipes lists models that fit",
     )
 
 

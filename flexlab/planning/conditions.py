@@ -193,7 +193,7 @@ def _embedded(backend: BackendRecipe, device: Device, machine: Machine) -> Itera
         yield Problem(
             code="not_embedded",
             message=f"{backend.name} has no engine that runs as a process",
-            hint="leave out --runtime",
+            hint="--runtime docker runs it in a container",
         )
     elif device.gpu is not None and device.arch not in embedded.archs:
         yield Problem(

@@ -33,8 +33,8 @@ class Draft(NamedTuple):
     settings: BackendSettings
     model: fit.Model
     ground: fit.Ground
-    is_smaller: bool = False
-    """Something was given up so that it fits."""
+    given_up: int = 0
+    """0: nothing; 1: so that it ever fits; 2: so that it fits beside what others hold now."""
     alike: tuple[Device, ...] = ()
     """Where it cannot run: all the cards of which the same is true."""
 
@@ -52,7 +52,11 @@ class Given(NamedTuple):
 
 
 def draft(
-    question: Question, variant: AnyVariant, cards: Sequence[Device], smaller: Given | None = None
+    question: Question,
+    variant: AnyVariant,
+    cards: Sequence[Device],
+    smaller: Given | None = None,
+    given_up: int = 0,
 ) -> Draft:
     """Every choice for this variant on these cards, and all that stands in its way."""
     device = cards[0]
@@ -125,7 +129,7 @@ def draft(
         settings=given,
         model=model,
         ground=ground,
-        is_smaller=smaller is not None,
+        given_up=given_up,
         alike=tuple(cards),
     )
 
@@ -137,11 +141,14 @@ def on_twin(first: Draft, card: Device) -> Draft:
         msgspec.structs.replace(need, pool=card.pool) if need.pool == old.pool else need
         for need in candidate.needs
     )
+    named = {old.shown: card.shown}
     told = tuple(
         msgspec.structs.replace(
             reason,
-            choice=reason.choice.replace(old.shown, card.shown).replace(old.pool, card.pool),
+            choice=named.get(reason.choice) or reason.choice.replace(old.pool, card.pool),
         )
+        if reason.choice in named or reason.choice.endswith(old.pool)
+        else reason
         for reason in candidate.reasons
     )
     twin = msgspec.structs.replace(candidate, devices=(card.id,), needs=needs, reasons=told)

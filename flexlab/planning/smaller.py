@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from flexlab.planning import fit, sizing
 from flexlab.planning.draft import Draft, Given
 from flexlab.planning.question import Question
-from flexlab.spec.machine import Machine
+from flexlab.spec.machine import Machine, Pool
 from flexlab.spec.plan import Limit
 
 _CACHE_NAMES = ("cache_type_k", "cache_type_v", "cache_type", "kv_cache_dtype")
@@ -19,14 +19,24 @@ _CONTEXT_STEP = 1024
 
 
 def fitting(question: Question, draft: Draft) -> Given | None:
-    """The first that makes it fit into its pool; None where nothing allowed does."""
+    """The first that makes it fit into what its pools ever have; None where nothing allowed does."""
+    return _first(question, draft, now=False)
+
+
+def fitting_now(question: Question, draft: Draft) -> Given | None:
+    """The same for what its pools have beside what is used at this moment; None also where the
+    whole fits, or where nobody knows what is used."""
+    if _fits(question.machine, draft, {}, now=True):
+        return None
+    return _first(question, draft, now=True)
+
+
+def _first(question: Question, draft: Draft, *, now: bool) -> Given | None:
+    machine = question.machine
     for stage in _stages(draft, frozenset(question.wishes.settings)):
         # Each stage gives up more and more: where its end does not fit, nothing of it does.
-        if not stage or not _fits(question.machine, draft, stage[-1]):
-            continue
-        return next(
-            _given(draft, update) for update in stage if _fits(question.machine, draft, update)
-        )
+        if stage and _fits(machine, draft, stage[-1], now=now):
+            return next(_given(draft, one) for one in stage if _fits(machine, draft, one, now=now))
     return None
 
 
@@ -78,10 +88,17 @@ def _wanted(draft: Draft, name: str) -> str:
     return "all" if value is None else str(value)
 
 
-def _fits(machine: Machine, draft: Draft, update: dict[str, object]) -> bool:
+def _fits(machine: Machine, draft: Draft, update: dict[str, object], *, now: bool) -> bool:
     # Not validated: hundreds are tried, and whichever fits is validated when it is drafted.
     settings = draft.settings.model_copy(update=update)
     need = fit.estimate(settings, draft.model, draft.ground)
     needs = need.needs(*sizing.shares(draft.variant.backend, draft.cards))
-    rooms = [(one, sizing.usable_bytes(machine.pool(one.pool))) for one in needs]
+    rooms = [(one, _room(machine.pool(one.pool), now=now)) for one in needs]
     return all(room is None or one.total_bytes <= room for one, room in rooms)
+
+
+def _room(pool: Pool | None, *, now: bool) -> int | None:
+    usable = sizing.usable_bytes(pool)
+    if pool is None or usable is None or not now or pool.used_bytes is None:
+        return usable
+    return max(0, usable - pool.used_bytes)
