@@ -2,7 +2,8 @@
 
 Every command of the README must stand in COMMANDS (a default test compares), and
 `tests/e2e/test_readme.py` runs them all, in this order, in a copy of the checkout with a home of
-its own. `as_run` is the command with what a test cannot do taken out, and why.
+its own. `as_run` is the command with what a test cannot do taken out, and why. Output that the
+README shows (`text` blocks) is held by `tests/cli/test_readme_plans.py`.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ print(answer.choices[0].message.content)""",
         expect="\n",
         language="python",
     ),
+    Command("flexlab plan smollm2", expect="smollm2-135m: would start"),
+    Command("flexlab recipes", expect="smollm2-135m"),
     Command(
         "python3 -m venv .venv && .venv/bin/pip install -e '.[embedded,dev]' && .venv/bin/pytest",
         expect="tests/cli/test_readme_commands.py",
