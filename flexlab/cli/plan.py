@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,13 @@ if TYPE_CHECKING:
     from flexlab.forecast.planned import Planned, Verdict
 
 LABEL_WIDTH = 10
+NOTES = frozenset(
+    {
+        "image_arch", "image_build_needed", "image_private", "runtime_assumed",
+        "runtime_planned_only", "waits",
+    }
+)  # fmt: skip
+"""Problems that stand in nobody's way."""
 app = verb_app()
 
 
@@ -101,7 +109,8 @@ def show(planned: Planned) -> None:
     for reason in planned.reasons if planned.verdict != "refused" else _passed_over(planned):
         _line("why", f"{reason.choice}: {reason.because} ({reason.source})")
     for problem in planned.problems:
-        _line("problem" if planned.verdict == "refused" else "note", problem.message)
+        is_note = planned.verdict != "refused" or problem.code in NOTES
+        _line("note" if is_note else "problem", problem.message)
         _line("", f"-> {problem.hint}")
     for other in planned.alternatives:
         where = other.arch if other.devices == ("cpu",) else f"{other.arch} {other.devices[0]}"
@@ -125,8 +134,8 @@ def _launch(planned: Planned) -> Iterator[tuple[str, str]]:
     if planned.image:
         yield "image", planned.image
     if planned.command:
-        yield "command", " ".join(planned.command)
-    yield "args", " ".join(planned.args)
+        yield "command", shlex.join(planned.command)
+    yield "args", shlex.join(planned.args)
     for name, value in planned.env.items():
         yield "env", f"{name}={value}"
     if planned.env_cleared:

@@ -224,7 +224,6 @@ class Registry:
             self.facts(here),
             wishes,
             backend_recipe=self._catalogue.backend,
-            where=self._catalogue.where(recipe),
             default_runtime=self.settings.runtime,
             shapes=here.headers,
             broken=here.broken,

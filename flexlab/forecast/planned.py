@@ -149,7 +149,6 @@ def candidates_here(here: Here, recipe: ModelRecipe, wishes: Wishes) -> tuple[Ca
         facts,
         wishes,
         backend_recipe=catalogue.backend,
-        where=catalogue.where(recipe),
         default_runtime=here.settings.runtime,
         shapes=installed.headers,
         broken=installed.broken,

@@ -37,9 +37,10 @@ def advice(
         if _on_device(least, ground) <= usable_bytes:
             return f"it would fit ({_shown(least)}) with {options}"
     with_options = f" ({options})" if options else ""
+    at_any = " at any context" if hasattr(settings, "context_size") else ""
     return (
-        f"too small for this model at any context; the least is {_shown(least)}{with_options}; "
-        "flexlab recipes lists other models"
+        f"too small for this model{at_any}; the least is {_shown(least)}{with_options}; "
+        "flexlab recipes lists what fits"
     )
 
 

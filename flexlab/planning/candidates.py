@@ -53,8 +53,8 @@ def candidates(
 ) -> Candidates:
     """All candidates of a model, or the refusal that names every obstacle and what would help.
 
-    `where` says where the recipe stands (file:line); `default_runtime` is the setting `runtime`;
-    `shapes` holds the headers of installed weights by source, `broken` what is wrong with those
+    `locate` says where recipes stand (`where`, if given, of the model's own); `default_runtime` is
+    the setting `runtime`; `shapes` holds the headers of installed weights by source, `broken` what is wrong with those
     that no engine could load. Wishes that name what does not exist are refused with status 400.
     """
     runtime, source = _choose_runtime(wishes, default_runtime)
@@ -64,7 +64,7 @@ def candidates(
         facts=facts,
         wishes=wishes,
         backend_recipe=backend_recipe,
-        where=where or f"recipe {recipe.name}",
+        where=where,
         runtime=runtime,
         runtime_source=source,
         shapes=shapes or {},
@@ -85,7 +85,7 @@ def candidates(
         drafts += _drafts(question, variant, choice.devices)
     if not drafts and not problems:
         problems = [_nowhere(question)]
-    return _answer(recipe.name, drafts, out, problems, question.where)
+    return _answer(question, drafts, out, problems)
 
 
 def _drafts(question: Question, variant: AnyVariant, places: Sequence[Device]) -> Iterator[Draft]:
@@ -174,15 +174,15 @@ def _same_environment(question: Question, cards: Sequence[Device]) -> bool:
 
 
 def _answer(
-    model: str, drafts: list[Draft], out: list[Reason], problems: list[Problem], where: str
+    question: Question, drafts: list[Draft], out: list[Reason], problems: list[Problem]
 ) -> Candidates:
     """Each candidate says what came before it and why that was passed over."""
-    drafts = _startable(drafts)
+    model, drafts = question.recipe.name, _startable(drafts)
     possible: list[tuple[tuple[bool, bool, int], Draft, tuple[Reason, ...]]] = []
     passed_over = list(dict.fromkeys(out))
     for one in drafts:
         if one.problems:
-            passed_over.append(_passed_over(one, where))
+            passed_over.append(_passed_over(one, question.where_of(one.variant)))
             problems += one.problems
         else:
             possible.append((_worse(one), one, tuple(passed_over)))

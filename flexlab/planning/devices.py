@@ -31,7 +31,7 @@ class Device(NamedTuple):
         if self.gpu is None:
             return "the CPU"
         part = f", {self.slice.profile or self.slice.uuid}" if self.slice else ""
-        return f"GPU {self.gpu.index} ({self.gpu.name}{part})"
+        return f"GPU {self.gpu.index}, {self.gpu.name}{part}"
 
 
 class Choice(NamedTuple):
@@ -94,22 +94,25 @@ def together(cards: Iterable[Device], *, alike: bool) -> list[tuple[Device, ...]
     """Cards that one model could be split over, as few as possible first, never across vendors.
 
     `alike`: each card does the same work (tensor parallel), so they are of one arch and size and
-    their number is a power of two, which divides the heads of attention; else any of a vendor's,
-    the largest first. Slices of a card and the memory that the CPU shares are never joined.
+    their number is a power of two, which divides the heads of attention; else any of an arch or
+    of a vendor, the largest first. Slices of a card and the memory that the CPU shares are never
+    joined.
     """
     kinds: dict[tuple[object, ...], list[Device]] = {}
     for card in cards:
         gpu = card.gpu
         if gpu is None or card.slice is not None or not card.total_bytes or card.pool == RAM_POOL:
             continue
-        kind = (gpu.vendor, card.arch, card.total_bytes) if alike else (gpu.vendor,)
-        kinds.setdefault(kind, []).append(card)
+        of_arch, alike_in = (gpu.vendor, card.arch), (gpu.vendor, card.arch, card.total_bytes)
+        for kind in (alike_in,) if alike else (of_arch, (gpu.vendor,)):
+            kinds.setdefault(kind, []).append(card)
     found = []
-    for group in kinds.values():
+    # Cards of one arch come first: another one may need another image or environment.
+    for group in sorted(kinds.values(), key=lambda group: len({card.arch for card in group})):
         ordered = group if alike else sorted(group, key=lambda card: -(card.total_bytes or 0))
         counts = (2, 4, 8) if alike else range(2, len(ordered) + 1)
         found += [tuple(ordered[:count]) for count in counts if count <= len(ordered)]
-    return sorted(found, key=len)
+    return list(dict.fromkeys(sorted(found, key=len)))
 
 
 def unknown_device(machine: Machine, wish: str | None) -> Problem | None:

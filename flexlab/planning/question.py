@@ -12,6 +12,7 @@ from flexlab.recipes.backend_schema import BackendRecipe
 from flexlab.recipes.certificate_schema import Certificate
 from flexlab.recipes.gpu_schema import GpuRecipe
 from flexlab.recipes.schema import ModelRecipe
+from flexlab.recipes.variants import AnyVariant
 from flexlab.spec.machine import Machine, Problem
 from flexlab.spec.plan import Facts, RuntimeName, Wishes
 
@@ -19,13 +20,16 @@ from flexlab.spec.plan import Facts, RuntimeName, Wishes
 class Locate(Protocol):
     """Where a recipe, or one of its keys, stands (file:line)."""
 
-    def __call__(self, recipe: BackendRecipe | GpuRecipe, *path: str | int) -> str: ...
+    def __call__(
+        self, recipe: ModelRecipe | BackendRecipe | GpuRecipe, *path: str | int
+    ) -> str: ...
 
 
-def by_name(recipe: BackendRecipe | GpuRecipe, *path: str | int) -> str:
+def by_name(recipe: ModelRecipe | BackendRecipe | GpuRecipe, *path: str | int) -> str:
     """Where nobody knows the file."""
-    kind = "GPU recipe" if isinstance(recipe, GpuRecipe) else "backend"
-    return f"{kind} {recipe.name}"
+    if isinstance(recipe, ModelRecipe):
+        return f"recipe {recipe.name}"
+    return f"GPU recipe {recipe.name}" if isinstance(recipe, GpuRecipe) else recipe.name
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +41,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     wishes: Wishes
     backend_recipe: Callable[[str], BackendRecipe]
     where: str
+    """Where the model's recipe stands, if that is told once for all of it; else empty."""
     runtime: RuntimeName
     runtime_source: str
     shapes: Mapping[str, ModelShape]
@@ -47,3 +52,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     broken: Mapping[str, Problem]
     """Installed weights that no engine could load, by source."""
     locate: Locate = by_name
+
+    def where_of(self, variant: AnyVariant) -> str:
+        """Where a variant stands."""
+        at = self.recipe.variants.index(variant)
+        return self.where or self.locate(self.recipe, "variants", at)

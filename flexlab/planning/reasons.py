@@ -21,9 +21,9 @@ def choice_reasons(
     if wishes.variant is not None:
         because, source = "asked for", "option --variant"
     elif len(variants) == 1:
-        because, source = f"the only one of {question.recipe.name}", question.where
+        because, source = f"the only one of {question.recipe.name}", question.where_of(variant)
     else:
-        because, source = "the recipe's order of preference", question.where
+        because, source = "the recipe's order of preference", question.where_of(variant)
     because += f": {variant.reason.removesuffix('.')}"
     yield Reason(choice=f"variant {variant.name}", because=because, source=source)
     if wishes.backend is not None:
@@ -32,7 +32,9 @@ def choice_reasons(
         )
     else:
         because = f"variant {variant.name} is made for it"
-        yield Reason(choice=f"backend {variant.backend}", because=because, source=question.where)
+        yield Reason(
+            choice=f"backend {variant.backend}", because=because, source=question.where_of(variant)
+        )
     asked = question.runtime_source != "default"
     yield Reason(
         choice=f"runtime {question.runtime}",
@@ -98,7 +100,7 @@ def _chosen_by(question: Question, variant: AnyVariant, name: str) -> tuple[str,
     if name in question.wishes.settings:
         return "asked for", "option --set"
     if name in variant.settings.model_fields_set:
-        return "the variant's settings", question.where
+        return "the variant's settings", question.where_of(variant)
     return f"the default of {variant.backend}", f"backend {variant.backend}"
 
 

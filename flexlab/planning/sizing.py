@@ -125,7 +125,9 @@ def too_big(
         if pool is None or usable is None or at_least <= usable:
             continue
         told, terms = _told(need, claimed, by_measure)
-        bound = f"{say_bytes(pool.total_bytes)} less {say_bytes(pool.reserve_bytes)} kept free"
+        bound = "all of it"
+        if pool.reserve_bytes:
+            bound = f"{say_bytes(pool.total_bytes)} less {say_bytes(pool.reserve_bytes)} kept free"
         if pool.budget_bytes is not None and pool.budget_bytes == usable:
             bound = "setting ram_limit"
         yield Problem(

@@ -19,7 +19,7 @@ _CONTEXT_STEP = 1024
 
 
 def fitting(question: Question, draft: Draft) -> Given | None:
-    """The first that makes it fit into what its pools ever have; None where nothing allowed does."""
+    """The first that makes it fit into what its pools ever have; None where nothing does."""
     return _first(question, draft, now=False)
 
 

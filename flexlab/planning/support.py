@@ -58,7 +58,7 @@ def judge(
         problem = Problem(
             code="unsupported",
             message=f"{backend} does not run on {there}{note}",
-            hint="flexlab plan MODEL without --backend tries the others",
+            hint="leave out --backend and the others are tried; flexlab recipes lists what fits",
         )
     elif level == "precompiled_only" and not settings.get(LIBRARY):
         problem = Problem(

@@ -69,7 +69,7 @@ def test_too_big_at_any_context_names_the_least() -> None:
     need = say_bytes(ask(model, wishes=Wishes(settings=least)).items[0].need("ram"))
     assert refusal.hint == (
         f"too small for this model at any context; the least is {need} (--set parallel=1 "
-        "--set cache_ram_mib=0 --set context_size=512); flexlab recipes lists other models"
+        "--set cache_ram_mib=0 --set context_size=512); flexlab recipes lists what fits"
     )
     smallest = ask(model, machine(budget=100 * MIB), wishes=Wishes(settings=least))
     assert f"the least is {need}; " in (refused(smallest).hint or "")
