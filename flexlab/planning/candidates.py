@@ -54,8 +54,9 @@ def candidates(
     """All candidates of a model, or the refusal that names every obstacle and what would help.
 
     `locate` says where recipes stand (`where`, if given, of the model's own); `default_runtime` is
-    the setting `runtime`; `shapes` holds the headers of installed weights by source, `broken` what is wrong with those
-    that no engine could load. Wishes that name what does not exist are refused with status 400.
+    the setting `runtime`; `shapes` holds the headers of installed weights by source, `broken` what
+    is wrong with those that no engine could load. Wishes that name what does not exist are refused
+    with status 400.
     """
     runtime, source = _choose_runtime(wishes, default_runtime)
     question = Question(
