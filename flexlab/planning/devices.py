@@ -106,13 +106,16 @@ def together(cards: Iterable[Device], *, alike: bool) -> list[tuple[Device, ...]
         of_arch, alike_in = (gpu.vendor, card.arch), (gpu.vendor, card.arch, card.total_bytes)
         for kind in (alike_in,) if alike else (of_arch, (gpu.vendor,)):
             kinds.setdefault(kind, []).append(card)
-    found = []
+    found: dict[tuple[str, ...], tuple[Device, ...]] = {}
     # Cards of one arch come first: another one may need another image or environment.
     for group in sorted(kinds.values(), key=lambda group: len({card.arch for card in group})):
         ordered = group if alike else sorted(group, key=lambda card: -(card.total_bytes or 0))
         counts = (2, 4, 8) if alike else range(2, len(ordered) + 1)
-        found += [tuple(ordered[:count]) for count in counts if count <= len(ordered)]
-    return list(dict.fromkeys(sorted(found, key=len)))
+        for count in counts:
+            if count <= len(ordered):
+                some = tuple(ordered[:count])
+                found.setdefault(tuple(card.id for card in some), some)
+    return sorted(found.values(), key=len)
 
 
 def unknown_device(machine: Machine, wish: str | None) -> Problem | None:
