@@ -13,7 +13,7 @@ import msgspec
 from flexlab.planning import devices, fit, sizing, smaller
 from flexlab.planning.conditions import WRONG_WISH, wanted_backend, wrong_wishes
 from flexlab.planning.devices import Device
-from flexlab.planning.draft import Draft, draft, on_twin
+from flexlab.planning.draft import Draft, Given, draft, on_twin
 from flexlab.planning.question import Locate, Question, by_name
 from flexlab.planning.sizing import ALIKE_BACKENDS, BY_LAYER_BACKENDS
 from flexlab.recipes.backend_schema import BackendRecipe
@@ -106,16 +106,29 @@ def _drafts(question: Question, variant: AnyVariant, places: Sequence[Device]) -
             yield joined
             return
     for one in large:
-        given = smaller.fitting(question, one)
-        if given is not None:
-            yield draft(question, variant, one.cards, given, given_up=1)
-            yield from _smaller_now(question, one)
+        yield from _smaller_ever(question, one)
 
 
-def _smaller_now(question: Question, one: Draft) -> Iterator[Draft]:
-    """Of a worse class: taken only where others hold what the whole would need."""
+def _smaller_ever(question: Question, one: Draft) -> Iterator[Draft]:
+    """On each of the cards that are too small, with what makes it fit there."""
+    given = smaller.fitting(question, one)
+    if given is None:
+        return
+    first = draft(question, one.variant, one.cards, given, given_up=1)
+    yield first
+    if first.problems:
+        return
+    for card in one.alike:
+        if card.id != one.cards[0].id:
+            yield on_twin(first, card)
+        yield from _smaller_now(question, one._replace(cards=(card,)), besides=given)
+
+
+def _smaller_now(question: Question, one: Draft, besides: Given | None = None) -> Iterator[Draft]:
+    """Of a worse class: taken only where others hold what the whole would need. `besides`: what is
+    offered already."""
     given = smaller.fitting_now(question, one)
-    if given is not None:
+    if given is not None and given != besides:
         yield draft(question, one.variant, one.cards, given, given_up=2)
 
 

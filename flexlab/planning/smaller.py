@@ -16,6 +16,7 @@ from flexlab.spec.plan import Limit
 
 _CACHE_NAMES = ("cache_type_k", "cache_type_v", "cache_type", "kv_cache_dtype")
 _CONTEXT_STEP = 1024
+_MOVED = "n_gpu_layers"
 
 
 def fitting(question: Question, draft: Draft) -> Given | None:
@@ -34,9 +35,13 @@ def fitting_now(question: Question, draft: Draft) -> Given | None:
 def _first(question: Question, draft: Draft, *, now: bool) -> Given | None:
     machine = question.machine
     for stage in _stages(draft, frozenset(question.wishes.settings)):
-        # Each stage gives up more and more: where its end does not fit, nothing of it does.
-        if stage and _fits(machine, draft, stage[-1], now=now):
-            return next(_given(draft, one) for one in stage if _fits(machine, draft, one, now=now))
+        # Mostly each stage gives up more and more: where its end does not fit, nothing of it does.
+        # Layers are not given up but moved into RAM, which may be too small for all of them.
+        if not stage or not (_MOVED in stage[-1] or _fits(machine, draft, stage[-1], now=now)):
+            continue
+        for update in stage:
+            if _fits(machine, draft, update, now=now):
+                return _given(draft, update)
     return None
 
 
@@ -54,24 +59,26 @@ def _stages(draft: Draft, wished: frozenset[str]) -> Iterator[list[dict[str, obj
         names = [n for n in _CACHE_NAMES if hasattr(draft.settings, n) and n not in wished]
         cache = dict.fromkeys(names, allowed.cache_type)
         yield [{**context, **cache} for context in ({}, *contexts)] if cache else []
-    if allowed.n_gpu_layers_min is not None and "n_gpu_layers" not in wished:
+    if allowed.n_gpu_layers_min is not None and _MOVED not in wished:
         smallest = {**(contexts[-1] if contexts else {}), **cache}
         layers = _layers(draft, allowed.n_gpu_layers_min)
-        yield [{**smallest, "n_gpu_layers": count} for count in layers]
+        yield [{**smallest, _MOVED: count} for count in layers]
 
 
 def _contexts(draft: Draft, least: int | None) -> Iterator[dict[str, object]]:
     wanted = getattr(draft.settings, "context_size", None)
-    if least is None or wanted is None or draft.model.shape is None:
+    if least is None or wanted is None or wanted <= least or draft.model.shape is None:
         return
-    for size in range(wanted - _CONTEXT_STEP, least - 1, -_CONTEXT_STEP):
+    for size in (*range(wanted - _CONTEXT_STEP, least, -_CONTEXT_STEP), least):
         yield {"context_size": size}
 
 
 def _layers(draft: Draft, least: int) -> Iterator[int]:
     layers = draft.model.shape.layers if draft.model.shape else None
     if layers is not None and draft.ground.on_gpu:
-        yield from range(layers - 1, least - 1, -1)
+        wanted: int | None = getattr(draft.settings, _MOVED, None)
+        most = layers if wanted is None else min(layers, wanted)
+        yield from range(most - 1, least - 1, -1)
 
 
 def _given(draft: Draft, update: dict[str, object]) -> Given:
