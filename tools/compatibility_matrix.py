@@ -45,6 +45,7 @@ WORDS = {
     "unsupported": "no",
     "unknown": "?",
 }
+NO_IMAGE = "no image"
 OFFICIAL = {"ollama": "ollama/", "vllm": "vllm/", "llamacpp": "ghcr.io/ggml-org/"}
 """Where an engine's own makers publish; images from elsewhere are somebody else's work."""
 MARKS = {"tested": "**{}**", "documented": "{}", "untested": "*{}*"}
@@ -56,7 +57,8 @@ LEGEND = (
     "card, and of the image.\n\n"
     "`full` runs. `experimental` is refused without `--allow-experimental`; so is `?` (nobody "
     "knows), and for most of these there is no image either. `with a library` needs "
-    "`--set model_lib_path=`. `no` is always refused.\n\n"
+    "`--set model_lib_path=`. `no` is always refused, and so is `no image` without an image of "
+    "yours (`--image`).\n\n"
     "`official`, `community` and `own build` say whose image it is. Nobody publishes an own build: "
     "it is built once, and the plan says how. `embedded` is inside FlexLab and needs no container."
 )
@@ -129,17 +131,16 @@ def render(known: Catalogue) -> str:
 
 
 def rows(recipes: Sequence[GpuRecipe], backends: Sequence[BackendRecipe]) -> list[Row]:
-    """The newest arch first; recipes whose cells are all equal share a row."""
-    found: dict[tuple[Cell, ...], list[GpuRecipe]] = {}
-    for recipe in sorted(recipes, key=lambda one: max(map(age, one.archs)), reverse=True):
-        cells = tuple(cell_of(recipe, backend) for backend in backends)
-        found.setdefault(cells, []).append(recipe)
+    """The newest arch first; archs whose cells are all equal share a row."""
+    of_arch = {arch: recipe for recipe in recipes for arch in recipe.archs}
+    found: dict[tuple[Cell, ...], list[str]] = {}
+    for arch in sorted(of_arch, key=age, reverse=True):
+        cells = tuple(cell_of(of_arch[arch], arch, backend) for backend in backends)
+        found.setdefault(cells, []).append(arch)
     return [
         Row(
-            archs=tuple(
-                sorted((a for one in same for a in one.archs), key=age, reverse=True),
-            ),
-            cards=tuple(one.description for one in same),
+            archs=tuple(same),
+            cards=tuple(dict.fromkeys(of_arch[arch].description for arch in same)),
             cells=cells,
         )
         for cells, same in found.items()
@@ -154,27 +155,28 @@ def age(arch: str) -> tuple[int, str]:
     return int(found[2], 16 if found[1] == "gfx" else 10), arch
 
 
-def cell_of(recipe: GpuRecipe, backend: BackendRecipe) -> Cell:
-    """What a plan would find for the archs of one recipe."""
+def cell_of(recipe: GpuRecipe, arch: str, backend: BackendRecipe) -> Cell:
+    """What a plan would find on an arch, whose recipe is given."""
     stated = recipe.support_of(backend.name)
-    if stated is None or stated.level in ("unsupported", "unknown"):
-        level, evidence = (stated.level, stated.evidence) if stated else ("unknown", "untested")
-        note = stated.note if stated else None
-        return Cell(WORDS[level], evidence, (note.removesuffix("."),) if note else ())
-    choices = [image for arch in recipe.archs for image in first_choices(backend, arch)]
-    kinds = dict.fromkeys(kind_of(backend.name, image) for image, _ in choices)
+    if stated is None:
+        return Cell(WORDS["unknown"], "untested", ())
+    note = (stated.note.removesuffix("."),) if stated.note else ()
+    if stated.level in ("unsupported", "unknown"):
+        return Cell(WORDS[stated.level], stated.evidence, note)
+    choices = list(first_choices(backend, arch))
+    kinds = list(dict.fromkeys(kind_of(backend.name, image) for image, _ in choices))
     embedded = backend.embedded
-    if embedded is not None and set(recipe.archs) <= set(embedded.archs):
-        kinds = {"embedded": None, **kinds}
+    if embedded is not None and arch in embedded.archs:
+        kinds.insert(0, "embedded")
         runs = embedded.evidence
-    else:
+    elif choices:
         runs = min((block.evidence for _, block in choices), key=ORDER.index)
-    told = (stated.note, *floors(backend, [image for image, _ in choices]))
-    notes = tuple(text.removesuffix(".") for text in told if text)
+    else:
+        return Cell(NO_IMAGE, "untested", note)
     return Cell(
         f"{WORDS[stated.level]}, {' or '.join(kinds)}",
         min(stated.evidence, runs, key=ORDER.index),
-        notes,
+        (*note, *floors(backend, [image for image, _ in choices])),
     )
 
 
