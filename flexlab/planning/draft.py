@@ -21,6 +21,8 @@ from flexlab.recipes.variants import AnyVariant
 from flexlab.spec.machine import Problem
 from flexlab.spec.plan import Candidate, Evidence, Limit, Support
 
+_LACKS_MEMORY = frozenset({"too_big", "share_too_small"})
+
 
 class Draft(NamedTuple):
     """One variant in one place, and what stands in its way."""
@@ -41,7 +43,7 @@ class Draft(NamedTuple):
     @property
     def only_too_big(self) -> bool:
         """Whether it lacks memory and nothing else."""
-        return bool(self.problems) and all(one.code == "too_big" for one in self.problems)
+        return bool(self.problems) and all(one.code in _LACKS_MEMORY for one in self.problems)
 
 
 class Given(NamedTuple):

@@ -118,6 +118,19 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         """The sum of the certain terms."""
         return sum(self.certain_terms.values())
 
+    def least_terms(self, cards: int) -> dict[str, int]:
+        """The certain terms on each of `cards` that do all of it together."""
+        return {
+            term: size if term in self.each else -(-size // cards)
+            for term, size in self.certain_terms.items()
+        }
+
+    def has_share_too_small(self, cards: int) -> bool:
+        """Whether the share that somebody chose is less than that."""
+        return self.fixed_bytes is not None and self.fixed_bytes < sum(
+            self.least_terms(cards).values()
+        )
+
     def needs(self, *shares: Share) -> tuple[Need, ...]:
         """As a candidate states them: one for each pool, and the host's where terms stay there."""
         if [share.pool for share in shares] == [RAM_POOL]:

@@ -144,13 +144,13 @@ def _share_too_small(
 ) -> Iterator[Problem]:
     """A share that somebody chose, and that the model does not fit into."""
     cards = len([one for one in candidate.needs if one.pool != RAM_POOL]) or 1
-    least = -(-need.certain_bytes // cards)
-    if need.fixed_bytes is None or least <= need.fixed_bytes:
+    if need.fixed_bytes is None or not need.has_share_too_small(cards):
         return
+    least = need.least_terms(cards)
     yield Problem(
         code="share_too_small",
-        message=f"variant {candidate.variant} needs at least {say_bytes(least)} "
-        f"({sum_of(need.certain_terms)}), and the chosen share of the card is "
+        message=f"variant {candidate.variant} needs at least "
+        f"{say_bytes(sum(least.values()))} ({sum_of(least)}), and the chosen share of the card is "
         f"{say_bytes(need.fixed_bytes)}",
         hint="a larger share, a smaller --set context_size, or a variant of fewer bits",
     )

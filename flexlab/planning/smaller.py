@@ -99,6 +99,8 @@ def _fits(machine: Machine, draft: Draft, update: dict[str, object], *, now: boo
     # Not validated: hundreds are tried, and whichever fits is validated when it is drafted.
     settings = draft.settings.model_copy(update=update)
     need = fit.estimate(settings, draft.model, draft.ground)
+    if need.has_share_too_small(len(draft.cards)):
+        return False
     needs = need.needs(*sizing.shares(draft.variant.backend, draft.cards))
     rooms = [(one, _room(machine.pool(one.pool), now=now)) for one in needs]
     return all(room is None or one.total_bytes <= room for one, room in rooms)
