@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
@@ -17,7 +18,7 @@ from flexlab.planning.render import render
 from flexlab.recipes.schema import ModelRecipe
 from flexlab.scheduler.place import Asker, place
 from flexlab.scheduler.policy import Policy
-from flexlab.spec.machine import Gpu, Machine, Problem
+from flexlab.spec.machine import CPU_DEVICE, Gpu, Machine, Problem
 from flexlab.spec.plan import (
     Admission,
     Candidate,
@@ -194,6 +195,7 @@ def _ways_out(here: Here, recipe: ModelRecipe, wishes: Wishes) -> list[Alternati
         replace(plain, gpu=wishes.gpu),
         plain,
         replace(plain, allow_experimental=True),
+        replace(plain, gpu=CPU_DEVICE),
     ]
     for tried in looser:
         if tried == wishes:
@@ -214,12 +216,17 @@ def _alternatives(model: str, candidates: Iterable[Candidate], wishes: Wishes) -
 
 def _alternative(model: str, candidate: Candidate, wishes: Wishes) -> Alternative:
     words = [f"flexlab plan {model} --variant {candidate.variant}"]
+    on_cpu = candidate.devices == (CPU_DEVICE,)
     if wishes.runtime is not None:
         words.append(f"--runtime {wishes.runtime}")
     if candidate.support in ("experimental", "unknown"):
         words.append("--allow-experimental")
-    if candidate.devices != ("cpu",):
-        words.append(f"--gpu {candidate.devices[0]}" if len(candidate.devices) == 1 else "")
+    # The CPU is taken by itself where nothing else is known; several cards where one is too small.
+    if wishes.gpu is not None or (len(candidate.devices) == 1 and not on_cpu):
+        words.append(f"--gpu {candidate.devices[0]}")
+    if wishes.image is not None:
+        words.append(f"--image {wishes.image}")
+    words += [f"--set {shlex.quote(f'{name}={text}')}" for name, text in wishes.settings.items()]
     return Alternative(
         variant=candidate.variant,
         backend=candidate.backend,
@@ -227,7 +234,7 @@ def _alternative(model: str, candidate: Candidate, wishes: Wishes) -> Alternativ
         devices=candidate.devices,
         support=candidate.support,
         image=candidate.image,
-        command=" ".join(word for word in words if word),
+        command=" ".join(words),
     )
 
 

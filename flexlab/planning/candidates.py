@@ -84,8 +84,8 @@ def candidates(
         out += [_not(device, problem.message) for device, problem in choice.out]
         problems += [problem for _, problem in choice.out]
         drafts += _drafts(question, variant, choice.devices)
-    if not drafts and not problems:
-        problems = [_nowhere(question)]
+    if not drafts and (not problems or not _may_use_cpu(question)):
+        problems.append(_nowhere(question))
     return _answer(question, drafts, out, problems)
 
 
@@ -296,6 +296,10 @@ def _passed_over(one: Draft, where: str) -> Reason:
 
 def _not(device: Device, because: str) -> Reason:
     return Reason(choice=f"not {device.shown}", because=because, source="machine")
+
+
+def _may_use_cpu(question: Question) -> bool:
+    return any(CPU_DEVICE in variant.devices for variant in _wanted(question))
 
 
 def _nowhere(question: Question) -> Problem:

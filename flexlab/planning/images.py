@@ -165,7 +165,8 @@ def _unfit(
             code="driver_too_old",
             message=f"{image.image} needs the NVIDIA driver {image.driver_min} on "
             f"{cards[0].arch}, and this one is {driver}",
-            hint=f"update the driver to {image.driver_min} or newer",
+            hint=f"update the driver to {image.driver_min} or newer; flexlab recipes lists what "
+            "runs with this one",
         )
     return _too_old(image, engine_min)
 
