@@ -173,4 +173,6 @@ def candidate_of(plan: LaunchPlan) -> Candidate:
         start_timeout_s=plan.start_timeout_s,
         image=plan.image,
         context=plan.context,
+        memory_key=plan.memory_key,
+        slots=plan.slots,
     )

@@ -61,8 +61,9 @@ class EventLog:
         why: str | None = None,
         by: str | None = None,
         seconds: float | None = None,
+        size: int | None = None,
     ) -> None:
-        """Keep one event and wake those who follow."""
+        """Keep one event and wake those who follow; `size` in bytes."""
         self.last_id += 1
         event = Event(
             id=self.last_id,
@@ -75,6 +76,7 @@ class EventLog:
             why=why,
             by=by,
             seconds=seconds,
+            bytes=size,
         )
         self._ring.append(event)
         log.info("%s", text)

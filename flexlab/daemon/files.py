@@ -45,7 +45,7 @@ def _schema_of(path: Path) -> int:
         return 0
 
 
-def _read(path: Path, kind: type[T], schema: int) -> T | None:
+def read_state(path: Path, kind: type[T], schema: int) -> T | None:
     """None for what is missing, broken, or written by a newer version (which is left alone)."""
     try:
         content = path.read_bytes()
@@ -83,7 +83,7 @@ class Records:
         found = [
             record
             for path in self._folder.glob("*.json")
-            if (record := _read(path, LaunchRecord, RECORD_SCHEMA)) is not None
+            if (record := read_state(path, LaunchRecord, RECORD_SCHEMA)) is not None
         ]
         return sorted(found, key=lambda record: record.created_at)
 
@@ -107,7 +107,7 @@ class _Models(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_models(path: Path) -> dict[str, ModelState]:
     """Model name -> state; empty when there is none."""
-    found = _read(path, _Models, MODELS_SCHEMA)
+    found = read_state(path, _Models, MODELS_SCHEMA)
     return dict(found.models) if found else {}
 
 

@@ -19,6 +19,7 @@ from flexlab import __version__
 from flexlab.core import paths
 from flexlab.core.errors import FlexLabError, LaunchError
 from flexlab.core.settings import Settings
+from flexlab.daemon.claims import Claims
 from flexlab.daemon.enginelogs import new_log, prune
 from flexlab.daemon.events import EventLog
 from flexlab.daemon.fetching import fetch
@@ -69,6 +70,7 @@ class Launcher:
         records: Records,
         events: EventLog,
         installation: str,
+        claims: Claims,
     ) -> None:
         self.threads = Threads()
         self.tasks = Tasks()
@@ -81,6 +83,7 @@ class Launcher:
         self._records = records
         self.note = events.add
         self._installation = installation
+        self._claims = claims
         self._preparing: dict[str, asyncio.Task[None]] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._stopping: set[str] = set()
@@ -125,6 +128,18 @@ class Launcher:
             self._timer = None
         if when != NEVER:
             self._timer = asyncio.get_running_loop().call_at(when, self.scheduler.tick)
+
+    def remember_use(self, memory_key: str, peak: dict[str, int]) -> None:
+        self._claims.remember_use(memory_key, peak)
+        self._keep_claims()
+
+    def remember_shortage(self, memory_key: str, claims: dict[str, int]) -> None:
+        self._claims.remember_shortage(memory_key, claims)
+        self._keep_claims()
+
+    def _keep_claims(self) -> None:
+        work = self.threads.call("worker", self._claims.write, self._claims.encoded())
+        self.tasks.spawn("keep claims", work)
 
     # -- preparing
 

@@ -15,6 +15,7 @@ import msgspec
 from flexlab.core.errors import SettingsError, UnknownModel, WeightsError
 from flexlab.core.near import near
 from flexlab.core.settings import Settings
+from flexlab.daemon.claims import Claims
 from flexlab.gpus import isolated
 from flexlab.planning.candidates import candidates
 from flexlab.planning.render import render
@@ -59,6 +60,7 @@ class Registry:
         runtimes: Mapping[str, Runtime],
         externals: Mapping[str, str],
         *,
+        claims: Claims | None = None,
         load: Callable[[], Catalogue] = Catalogue.load,
         detect: Callable[[], Machine] | None = None,
     ) -> None:
@@ -67,6 +69,7 @@ class Registry:
         self.store = Store(settings.models_dir)
         self._weights = WeightsHere(self.store)
         self._runtimes = runtimes
+        self._claims = claims
         self._load = load
         self._detect = detect or self._detect_here
         self._seen: tuple[float, Machine] | None = None
@@ -210,6 +213,8 @@ class Registry:
             runtimes={name: runtime.facts() for name, runtime in self._runtimes.items()},
             weights=here.paths,
             weight_bytes=here.sizes,
+            measured_bytes=self._claims.measured() if self._claims else {},
+            floor_bytes=self._claims.floors() if self._claims else {},
         )
 
     def plan(self, model: str, wishes: Wishes) -> Planned:

@@ -15,6 +15,7 @@ from flexlab.core import paths
 from flexlab.core.errors import EXIT_OK
 from flexlab.core.settings import Settings
 from flexlab.daemon.adopt import Adoption
+from flexlab.daemon.claims import Claims
 from flexlab.daemon.events import EventLog
 from flexlab.daemon.externals import Externals
 from flexlab.daemon.files import Records, installation_id
@@ -120,9 +121,16 @@ class Service:
         self.installation = installation_id(state)
         self.events = EventLog(state / "events.jsonl")
         self.records = Records(paths.instances_dir())
-        self.registry = Registry(settings, self.runtimes, externals, detect=detect)
+        claims = Claims(state / "claims.json")
+        self.registry = Registry(settings, self.runtimes, externals, claims=claims, detect=detect)
         self.launcher = Launcher(
-            settings, self.registry, self.runtimes, self.records, self.events, self.installation
+            settings,
+            self.registry,
+            self.runtimes,
+            self.records,
+            self.events,
+            self.installation,
+            claims,
         )
         self.scheduler = Scheduler(
             self.launcher, policy_of(settings), clock=loop.time, wall=time.time

@@ -151,7 +151,7 @@ def _alone(question: Question, variant: AnyVariant, places: Sequence[Device]) ->
 
 def _kind(question: Question, card: Device) -> object:
     gpu = card.gpu
-    if gpu is None or question.facts.measured_bytes:  # what was measured was so on one card
+    if gpu is None:
         return card.id
     pool = question.machine.pool(card.pool)
     return (

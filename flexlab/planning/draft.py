@@ -103,6 +103,8 @@ def draft(
     if image.name is not None:
         told = (*candidate.problems, *image.problems)
         candidate = msgspec.structs.replace(candidate, problems=told)
+    key = sizing.memory_key(candidate, cards)
+    candidate = msgspec.structs.replace(candidate, memory_key=key, slots=_slots(given))
     candidate, measured = sizing.with_measured_claim(question, candidate)
     problems = [
         *obstacles(question, variant, backend, device),
@@ -155,6 +157,13 @@ def on_twin(first: Draft, card: Device) -> Draft:
     )
     twin = msgspec.structs.replace(candidate, devices=(card.id,), needs=needs, reasons=told)
     return first._replace(candidate=twin, cards=(card,), alike=(card,))
+
+
+def _slots(settings: BackendSettings) -> int | None:
+    """Requests side by side, by whatever name the engine has for them."""
+    names = ("parallel", "max_num_seqs", "max_num_sequence")
+    found = (getattr(settings, name, None) for name in names)
+    return next((slots for slots in found if slots is not None), None)
 
 
 def _weakest(*evidence: Evidence) -> Evidence:

@@ -81,6 +81,8 @@ def render(
         limits=candidate.limits,
         context=candidate.context,
         admissions=candidate.admissions,
+        memory_key=candidate.memory_key,
+        slots=candidate.slots,
         after_start=_after_start(engine, settings, site),
     )
     if in_container:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -13,11 +14,10 @@ from flexlab.planning.advice import advice
 from flexlab.planning.devices import Device
 from flexlab.planning.question import Question
 from flexlab.planning.reasons import sum_of
-from flexlab.planning.render import render
 from flexlab.recipes.schema import ModelRecipe
 from flexlab.recipes.variants import AnyVariant, OllamaVariant, PipelineVariant
 from flexlab.spec.machine import RAM_POOL, Pool, Problem
-from flexlab.spec.plan import Candidate, Grant, Need
+from flexlab.spec.plan import Candidate, Need
 
 BY_LAYER_BACKENDS = frozenset({"llamacpp"})
 """Each of several cards computes its own layers."""
@@ -71,25 +71,36 @@ def stated_shape(recipe: ModelRecipe) -> fit.ModelShape | None:
     )
 
 
+def memory_key(candidate: Candidate, cards: Sequence[Device]) -> str:
+    """sha256 over all that decides how much memory a launch takes; claims are no part of it."""
+    driver = cards[0].gpu.driver_version if cards[0].gpu else None
+    told = (
+        candidate.model, candidate.variant, candidate.backend, candidate.runtime, candidate.arch,
+        candidate.image, candidate.settings, driver, len(cards),
+    )  # fmt: skip
+    return hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()
+
+
 def with_measured_claim(question: Question, candidate: Candidate) -> tuple[Candidate, int | None]:
-    """Rule 2: what earlier runs of the same plan took beats the estimate."""
-    facts = question.facts
-    installed = all(weight.source in facts.weights for weight in candidate.weights)
-    if not installed or not facts.measured_bytes:
+    """Rule 2: what earlier runs took beats the estimate; what was too little raises it."""
+    facts, key = question.facts, candidate.memory_key
+    found, floors = facts.measured_bytes.get(key, {}), facts.floor_bytes.get(key, {})
+    if not found and not floors:
         return candidate, None
-    plan = render(
-        candidate,
-        Grant(devices=candidate.devices, claims={}),
-        machine=question.machine,
-        facts=facts,
-        backend_recipe=question.backend_recipe,
-        gpu_recipe=question.gpu_recipe,
+    told = tuple(
+        _raised(_measured(need, _of_pool(found, need.pool)), _of_pool(floors, need.pool))
+        for need in candidate.needs
     )
-    found = facts.measured_bytes.get(plan.hash, {})
-    told = tuple(_measured(need, found.get(need.pool)) for need in candidate.needs)
-    first = candidate.needs[0].pool
-    claim = told[0].total_bytes if first in found else None
+    is_measured = _of_pool(found, candidate.needs[0].pool) is not None
+    claim = told[0].total_bytes if is_measured else None
     return msgspec.structs.replace(candidate, needs=told), claim
+
+
+def _of_pool(told: Mapping[str, int], pool: str) -> int | None:
+    """What was so on one card is so on any other of its arch: only RAM is told apart."""
+    if pool == RAM_POOL or pool in told:
+        return told.get(pool)
+    return max((size for other, size in told.items() if other != RAM_POOL), default=None)
 
 
 def _measured(need: Need, measured: int | None) -> Need:
@@ -97,6 +108,14 @@ def _measured(need: Need, measured: int | None) -> Need:
         return need
     claim = fit.claim_bytes(need, measured)
     return msgspec.structs.replace(need, total_bytes=claim, terms={"measured": claim})
+
+
+def _raised(need: Need, floor: int | None) -> Need:
+    """It died with less than this once."""
+    if floor is None or floor <= need.total_bytes:
+        return need
+    terms = {**need.terms, "after_shortage": floor - need.total_bytes}
+    return msgspec.structs.replace(need, total_bytes=floor, terms=terms)
 
 
 def usable_bytes(pool: Pool | None) -> int | None:

@@ -37,5 +37,12 @@ class Effects(Protocol):
         why: str | None = None,
         by: str | None = None,
         seconds: float | None = None,
+        size: int | None = None,
     ) -> None:
-        """Keep an event."""
+        """Keep an event; `size` in bytes."""
+
+    def remember_use(self, memory_key: str, peak: dict[str, int]) -> None:
+        """What an instance that served really took at most, in bytes per pool (rule 2)."""
+
+    def remember_shortage(self, memory_key: str, claims: dict[str, int]) -> None:
+        """It died for lack of memory with these claims: what was measured is worth nothing."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from flexlab.scheduler.place import Occupancy, Room
 from flexlab.scheduler.policy import Occupant, Phase, Policy, turn_s
-from flexlab.scheduler.state import Instance, Model, PoolAccount
+from flexlab.scheduler.state import Instance, Leaving, Model, PoolAccount
 from flexlab.spec.instance import InstanceState
 from flexlab.spec.lab import InstanceView, ModelView, Snapshot
 
@@ -31,23 +31,37 @@ def occupancy(
     policy: Policy,
     *,
     now: float,
-    reserved: dict[str, int],
+    held: Mapping[str, int],
+    unknown: dict[str, str],
 ) -> Occupancy:
-    """Everything at this moment; `reserved`: bytes per pool for models ahead in the queue."""
+    """Everything at this moment. `held`: bytes of ours per pool, as accounted."""
     rooms = {
         pool.id: Room(
-            usable_bytes=pool.usable_bytes, free_bytes=pool.free_bytes(held(instances, pool.id))
+            usable_bytes=pool.usable_bytes, free_bytes=pool.free_bytes(held.get(pool.id, 0))
         )
         for pool in pools.values()
     }
-    occupants = (occupant(i, models[i.model], now, policy) for i in instances.values())
-    return Occupancy(rooms=rooms, occupants=tuple(occupants), reserved=reserved)
+    occupants = [occupant(i, models[i.model], now, policy) for i in instances.values()]
+    occupants += [_leaving(one, pool.id) for pool in pools.values() for one in pool.leaving]
+    return Occupancy(rooms=rooms, occupants=tuple(occupants), unknown=unknown)
+
+
+def _leaving(one: Leaving, pool: str) -> Occupant:
+    """What is gone and still to be seen free: nobody can hurry it, and everybody waits for it."""
+    return Occupant(
+        instance=f"{one.model} (its memory)",
+        model=f"{one.model} (its memory)",
+        phase="stopping",
+        priority=0,
+        claims={pool: one.size_bytes},
+    )
 
 
 def occupant(instance: Instance, model: Model, now: float, policy: Policy) -> Occupant:
     """One instance with what its model's user decided."""
     # What does not go away makes no room, whatever is decided.
     stuck = "stuck" in instance.conditions
+    unreachable = "unknown" in instance.conditions
     turn_end = (instance.ready_at or now) + turn_s(instance.load_s or 0.0, policy)
     return Occupant(
         instance=instance.id,
@@ -58,13 +72,17 @@ def occupant(instance: Instance, model: Model, now: float, policy: Policy) -> Oc
         devices=instance.candidate.devices,
         group=instance.candidate.group,
         group_with_card=instance.candidate.group_with_card,
-        pinned=model.pinned or instance.external or stuck,
+        pinned=(model.pinned and not instance.is_replica)
+        or instance.external
+        or stuck
+        or unreachable,
         in_flight=len(instance.leases),
         waiting=len(model.waiters),
         idle_s=None if instance.idle_since is None else now - instance.idle_since,
         turn_over=now >= turn_end,
         load_s=instance.load_s or 0.0,
         settling=instance.state == "draining",
+        is_replica=instance.is_replica,
     )
 
 
@@ -109,8 +127,3 @@ def _seen(instance: InstanceView, model: ModelView, now: float) -> Occupant:
         load_s=instance.load_s or 0.0,
         settling=instance.state == "draining",
     )
-
-
-def held(instances: Mapping[str, Instance], pool: str) -> int:
-    """Bytes accounted to our instances in this pool, from their start until confirmed gone."""
-    return sum(i.held(pool) for i in instances.values() if pool in i.claims)

@@ -7,6 +7,7 @@ a worse class of candidate is never taken merely because a better one needs an i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -23,13 +24,30 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     """Usable less foreign use and all claims."""
 
 
-class Occupancy(msgspec.Struct, frozen=True, kw_only=True):
+class Occupancy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Who holds what at this moment."""
 
     rooms: dict[str, Room]
     occupants: tuple[Occupant, ...] = ()
     reserved: dict[str, int] = {}
     """Bytes per pool that a model ahead in the queue waits for (rule 7)."""
+    unknown: dict[str, str] = {}
+    """Runtimes that cannot be reached: nothing new starts there (rule 19)."""
+
+    @cached_property
+    def _by_place(self) -> dict[str, list[Occupant]]:
+        """Pool or device -> who is there."""
+        found: dict[str, list[Occupant]] = {}
+        for one in self.occupants:
+            for place in dict.fromkeys((*one.claims, *one.devices)):
+                found.setdefault(place, []).append(one)
+        return found
+
+    def near(self, candidate: Candidate) -> list[Occupant]:
+        """Instances of other models that share a pool or a device with it."""
+        places = dict.fromkeys([*(need.pool for need in candidate.needs), *candidate.devices])
+        found = {one.instance: one for place in places for one in self._by_place.get(place, ())}
+        return [one for one in found.values() if one.model != candidate.model]
 
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,10 +91,12 @@ def place(
 def _place_one(
     candidate: Candidate, occupancy: Occupancy, policy: Policy, asker: Asker
 ) -> Placement | Wait | Refusal:
-    never = _never_fits(candidate, occupancy)
+    others = occupancy.near(candidate)
+    never = _never_fits(candidate, occupancy, others)
     if never is not None:
         return never
-    others = [o for o in occupancy.occupants if o.model != candidate.model]
+    if (why := occupancy.unknown.get(candidate.runtime)) is not None:
+        return Wait(candidate=candidate, blocked_by=(), why=f"waits for {candidate.runtime}: {why}")
     must_go = {o.instance for o in others if _same_group(candidate, o)}
     missing = _missing(candidate, occupancy)
     going = [o for o in others if o.phase == "stopping" or o.settling]
@@ -182,9 +202,16 @@ def _victims(
 
 
 def _yield_order(occupant: Occupant) -> tuple[float, ...]:
-    """Fewest busy, lowest priority, shortest reload, least recently used (rule 4)."""
+    """Replicas, then fewest busy, lowest priority, shortest reload, least recently used (rules 4
+    and 18)."""
     idle_s = occupant.idle_s if occupant.idle_s is not None else 0.0
-    return (occupant.in_flight, occupant.priority, occupant.load_s, -idle_s)
+    return (
+        not occupant.is_replica,
+        occupant.in_flight,
+        occupant.priority,
+        occupant.load_s,
+        -idle_s,
+    )
 
 
 def _cost(placement: Placement, occupancy: Occupancy) -> tuple[float, ...]:
@@ -197,7 +224,9 @@ def _cost(placement: Placement, occupancy: Occupancy) -> tuple[float, ...]:
     )
 
 
-def _never_fits(candidate: Candidate, occupancy: Occupancy) -> Refusal | None:
+def _never_fits(
+    candidate: Candidate, occupancy: Occupancy, others: Sequence[Occupant]
+) -> Refusal | None:
     """Refused at once: larger than its pool, or than what pinned models leave of it (rule 8)."""
     for need in candidate.needs:
         room = occupancy.rooms.get(need.pool)
@@ -210,17 +239,13 @@ def _never_fits(candidate: Candidate, occupancy: Occupancy) -> Refusal | None:
                 f"which has {_gib(room.usable_bytes)} to give",
                 hint="a smaller context needs less: --set context_size=2048",
             )
-        pinned = [o for o in occupancy.occupants if o.pinned and o.model != candidate.model]
+        pinned = [o for o in others if o.pinned]
         held = sum(o.claims.get(need.pool, 0) for o in pinned)
         if held and need.total_bytes > room.usable_bytes - held:
             holders = [o for o in pinned if o.claims.get(need.pool, 0)]
             what = f"{_gib(need.total_bytes)} of {need.pool}; {_gib(held)} of "
             return _pinned_in_the_way(candidate, holders, f"{what}{_gib(room.usable_bytes)} are")
-    members = [
-        o
-        for o in occupancy.occupants
-        if o.pinned and o.model != candidate.model and _same_group(candidate, o)
-    ]
+    members = [o for o in others if o.pinned and _same_group(candidate, o)]
     if members:
         return _pinned_in_the_way(candidate, members, f"the group {candidate.group}, which is")
     return None

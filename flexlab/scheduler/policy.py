@@ -30,6 +30,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     back_off_max_s: float = 300.0
     settled_s: float = 60.0
     """Ready for this long ends a series of failures."""
+    freed_within_s: float = 15.0
+    """How long memory of a card may take to be seen free after its engine is gone (rule 10)."""
+    pressed_s: float = 10.0
+    """Less than the host's reserve is free for this long: idle models there unload (rule 16)."""
+    max_in_flight_per_key: int | None = None
+    """Requests of one key that a model lets in at the same time; None: no limit."""
     restore_tries: int = 3
     """Failed starts in a row after which a warm model is not restored by itself any more."""
 
@@ -55,6 +61,8 @@ class Occupant(msgspec.Struct, frozen=True, kw_only=True):
     load_s: float = 0.0
     settling: bool = False
     """Draining on behalf of somebody else already."""
+    is_replica: bool = False
+    """Beyond the first of its model: the first victim, at any time (rule 18)."""
 
 
 def turn_s(load_s: float, policy: Policy) -> float:
@@ -85,13 +93,15 @@ def may_yield(
     if occupant.phase in ("starting", "loading"):
         return occupant.waiting == 0 or (displaces_busy and priority > occupant.priority)
     if occupant.in_flight == 0:
+        if occupant.is_replica:
+            return True
         lingered = occupant.idle_s is not None and occupant.idle_s >= policy.linger_s
         return occupant.turn_over or lingered or priority > occupant.priority
     if not displaces_busy:
         return False
     if priority > occupant.priority:
         return True
-    return priority == occupant.priority and occupant.turn_over
+    return priority == occupant.priority and (occupant.turn_over or occupant.is_replica)
 
 
 def drain_s(occupant: Occupant, priority: int, policy: Policy) -> float:

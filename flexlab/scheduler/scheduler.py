@@ -22,7 +22,8 @@ from flexlab.scheduler.state import (
     Preparing,
     Waiter,
 )
-from flexlab.spec.instance import Condition, Endpoint, MemoryUse, RunState
+from flexlab.spec.engine import OUT_OF_MEMORY
+from flexlab.spec.instance import Condition, Endpoint, RunState
 from flexlab.spec.lab import Progress
 from flexlab.spec.lease import Lease, Refused
 from flexlab.spec.plan import Candidates, Refusal, Wishes
@@ -44,23 +45,37 @@ class Scheduler(Passes):
     # -- what callers ask
 
     def acquire(
-        self, name: str, *, wants_download: bool = False, deadline_s: float | None = None
+        self,
+        name: str,
+        *,
+        wants_download: bool = False,
+        deadline_s: float | None = None,
+        key: str | None = None,
+        since: float | None = None,
     ) -> HeldLease | asyncio.Future[Lease]:
         """A lease at once on a ready instance, else a future of one (cancel it to withdraw).
 
         Raises Refused for what cannot be served; the future fails with Refused. `name` must be
-        a registered model. `wants_download` is an `up`: it may fetch, and ends a back-off.
+        a registered model. `wants_download` is an `up`: it may fetch, and ends a back-off. `key`
+        says whose request it is; `since` is the first coming of one that was cut (loop time): it
+        queues at the head (rule 9).
         """
         model = self.models[name]
-        for instance in self._of(name):
-            if instance.admits and not self._owes_turn(model, instance):
-                return self._lease(instance)
+        able = [i for i in self._of(name) if i.admits and not self._owes_turn(model, i)]
+        if able and not model.waiters and self._may_enter(model, key):
+            least = able[0] if len(able) == 1 else min(able, key=lambda one: len(one.leases))
+            lease = self._lease(least, key=key, is_work=not wants_download)
+            if self._full:
+                self._pass()
+            return lease
         now = self._clock()
         self._judge_new_waiter(model, now, wants_download)
         future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         wait_s = self.policy.queue_timeout_s if deadline_s is None else deadline_s
-        waiter = Waiter(future, now, now + wait_s, wants_download)
-        model.waiters.append(waiter)
+        first = now if since is None else min(since, now)
+        waiter = Waiter(future, first, now + wait_s, wants_download, key)
+        waiters = sorted([*model.waiters, waiter], key=lambda one: one.since)
+        self._set_waiters(model, waiters)
         future.add_done_callback(lambda done: self._withdrawn(model, waiter, done))
         self._pass()
         return future
@@ -69,12 +84,7 @@ class Scheduler(Passes):
         if self.closing is not None:
             raise Refused(self.closing)
         if not model.enabled:
-            raise Refused(
-                Refusal(
-                    code="model_disabled",
-                    message=f"{model.name} is disabled",
-                )
-            )
+            raise Refused(_disabled(model.name))
         if any("stuck" in instance.conditions for instance in self._of(model.name)):
             raise Refused(_stuck(model.name))
         if wants_download:
@@ -108,7 +118,7 @@ class Scheduler(Passes):
             done.exception()  # retrieved: an unheeded refusal is no program error
             return
         if waiter in model.waiters:
-            model.waiters.remove(waiter)
+            self._set_waiters(model, [w for w in model.waiters if w is not waiter])
             preparing = model.preparing
             wanted = any(other.wants_download for other in model.waiters)
             if preparing and preparing.download and not wanted and not preparing.cancelled:
@@ -121,7 +131,9 @@ class Scheduler(Passes):
     def _abandon_load(self, model: Model) -> None:
         """Nobody waits any more: an `up` or request that was withdrawn loads nothing."""
         for instance in self._of(model.name):
-            if instance.state in ("starting", "loading") and model.keep == "cold":
+            if instance.is_replica or model.is_warm:
+                continue
+            if instance.state in ("starting", "loading"):
                 self._stop(instance, "nobody waits for it any more")
 
     def wish(self, name: str, wishes: Wishes, *, replace: bool = True) -> None:
@@ -145,9 +157,38 @@ class Scheduler(Passes):
         model = self.models[name]
         if warm is not None:
             model.keep = "warm" if warm else "cold"
-            model.restore_blocked = False
+            model.restore_blocked, model.is_member = False, True
+            self._keep_or_not(model)
         if pinned is not None:
             model.pinned = pinned
+        self._pass()
+
+    def enable(self, name: str, *, enabled: bool) -> list[str]:
+        """A disabled model is refused with that reason, and what runs of it is drained.
+
+        Returns the ids of the instances that will end.
+        """
+        model = self.models[name]
+        if model.enabled == enabled:
+            return []
+        model.enabled, model.since = enabled, self._clock()
+        self._effects.note("model", f"{name} is {'en' if enabled else 'dis'}abled", model=name)
+        if enabled:
+            self._pass()
+            return []
+        self._refuse_waiters(model, _disabled(name))
+        ending = [i for i in self._of(name) if i.live and not i.external]
+        for instance in ending:
+            self._drain(instance, "disabled by its user")
+        self._pass()
+        return [instance.id for instance in ending]
+
+    def renew(self, name: str, why: str) -> None:
+        """Every instance of it is drained; whoever asks next gets a new one."""
+        for instance in self._of(name):
+            if instance.live and not instance.external:
+                self._drain(instance, why)
+        self.models[name].candidates = None
         self._pass()
 
     def down(self, name: str, *, force: bool = False) -> list[str]:
@@ -266,17 +307,25 @@ class Scheduler(Passes):
         model.restore_blocked = model.failures >= self.policy.restore_tries
         self._refuse_waiters(model, refusal)
         model.problem = refusal
+        self._learn_shortage(found, refusal.code)
         self._to(found, "failed", refusal.message)
         self._stop(found, refusal.message)
         self._pass()
 
+    def _learn_shortage(self, found: Instance, code: str | None) -> None:
+        """Rule 2: it died for lack of memory, so the next one claims more."""
+        if code == OUT_OF_MEMORY and found.candidate.memory_key:
+            self._effects.remember_shortage(found.candidate.memory_key, dict(found.claims))
+            self.models[found.model].candidates = None
+
     def gone(self, instance: str, state: RunState) -> None:
         """Confirmed gone, asked for or not. The claim ends here."""
-        found = self.instances.pop(instance, None)
+        found = self.instances.get(instance)
         if found is None:
             return
-        self._by_model[found.model].remove(found)
-        self.epoch += 1
+        self._remove(found)
+        if found.served and found.peak and found.candidate.memory_key:
+            self._effects.remember_use(found.candidate.memory_key, dict(found.peak))
         for future in self._gone_waiters.pop(instance, ()):
             if not future.done():
                 future.set_result(True)
@@ -304,6 +353,7 @@ class Scheduler(Passes):
             hint=f"flexlab logs {found.model}",
             status=502,
         )
+        self._learn_shortage(found, state.code)
         self._cut_leases(found, model.problem)
         if not was_ready:
             self._refuse_waiters(model, model.problem)
@@ -334,26 +384,25 @@ class Scheduler(Passes):
         if found := self.instances.get(instance):
             found.conditions[condition.kind] = condition
 
-    def sample(
-        self, pool_id: str, used_bytes: int | None, measured: dict[str, MemoryUse], epoch: int
-    ) -> None:
-        """A reading of one pool: what is used in all, and by each of our instances.
+    def runtime_lost(self, runtime: str, why: str) -> None:
+        """Rule 19: it cannot be reached. Claims stay, what answers goes on, nothing starts."""
+        if runtime in self.unknown:
+            return
+        self.unknown[runtime] = why
+        self._effects.note("daemon", f"{runtime} cannot be reached: {why}", why=why)
+        for instance in self.instances.values():
+            if instance.candidate.runtime == runtime:
+                self.mark(instance.id, Condition(kind="unknown", since=self._wall(), why=why))
+        self._pass()
 
-        `epoch` is what `self.epoch` was before the reading began: one during which something of
-        ours came or went says nothing of others' use.
-        """
-        pool = self.pools.get(pool_id)
-        if pool is None or epoch != self.epoch:
+    def runtime_back(self, runtime: str) -> None:
+        """It answers again; what became of its instances is told by whoever asked it."""
+        if self.unknown.pop(runtime, None) is None:
             return
-        pool.used_bytes, pool.sampled_at = used_bytes, self._wall()
-        ours = [i for i in self.instances.values() if pool_id in i.claims]
-        for instance in ours:
-            if use := measured.get(instance.id):
-                instance.measured[pool_id] = use.resident_bytes
-        if used_bytes is None or any(i.state not in ("ready", "draining") for i in ours):
-            return
-        own = sum(use.own_bytes if (use := measured.get(i.id)) else i.claims[pool_id] for i in ours)
-        pool.foreign_bytes = max(0, used_bytes - own)
+        self._effects.note("daemon", f"{runtime} answers again")
+        for instance in self.instances.values():
+            if instance.candidate.runtime == runtime:
+                instance.conditions.pop("unknown", None)
         self._pass()
 
     def tick(self) -> None:
@@ -370,7 +419,7 @@ class Scheduler(Passes):
     def add_model(self, model: Model) -> None:
         """Make a model known; one that is known keeps its state."""
         model.since = self._clock()
-        self.models.setdefault(model.name, model)
+        self._keep_or_not(self.models.setdefault(model.name, model))
         self._by_model.setdefault(model.name, [])
 
     def remove_model(self, name: str) -> None:
@@ -378,11 +427,24 @@ class Scheduler(Passes):
         model = self.models[name]
         if not self._of(name) and not model.waiters and model.preparing is None:
             del self.models[name]
+            self._kept.pop(name, None)
             del self._by_model[name]
+
+    def _keep_or_not(self, model: Model) -> None:
+        if model.keep == "warm":
+            self._kept[model.name] = model
+        else:
+            self._kept.pop(model.name, None)
 
     def add_pool(self, pool: PoolAccount) -> None:
         """Make a pool known."""
         self.pools[pool.id] = pool
+
+
+def _disabled(model: str) -> Refusal:
+    return Refusal(
+        code="model_disabled", message=f"{model} is disabled", hint=f"flexlab enable {model}"
+    )
 
 
 def _stuck(model: str) -> Refusal:

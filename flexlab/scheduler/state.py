@@ -38,18 +38,29 @@ class Waiter:
 
     future: asyncio.Future[Lease]
     since: float
+    """When its client came; a request that was cut keeps the time of its first coming."""
     deadline: float
     wants_download: bool
+    key: str | None = None
+    """Whose it is, where a limit counts by that."""
 
 
 class HeldLease:
     """The scheduler's Lease: one unit of work on one instance."""
 
-    __slots__ = ("_cut", "_instance", "_on_release", "model")
+    __slots__ = ("_cut", "_instance", "_on_release", "is_work", "key", "model")
 
     def __init__(
-        self, instance: Instance, on_release: Callable[[HeldLease, Instance], None]
+        self,
+        instance: Instance,
+        on_release: Callable[[HeldLease, Instance], None],
+        *,
+        key: str | None = None,
+        is_work: bool = True,
     ) -> None:
+        """`is_work`: a request or a job, rather than an `up` that waits."""
+        self.key = key
+        self.is_work = is_work
         self._instance: Instance = instance
         self._on_release: Callable[[HeldLease, Instance], None] | None = on_release
         self._cut: Callable[[Refusal], None] | None = None
@@ -103,6 +114,13 @@ class Instance:
     load_s: float | None = None
     idle_since: float | None = None
     measured: dict[str, int] = field(default_factory=dict)
+    """Bytes per pool, as last read."""
+    peak: dict[str, int] = field(default_factory=dict)
+    """The highest of those readings."""
+    served: int = 0
+    """Requests that ended on it."""
+    is_replica: bool = False
+    """Beyond the first of its model: no turn, and the first to go (rule 18)."""
     drained_for: str | None = None
     """Model that it yields to; None when it drains for its user or for a replacement."""
     external: bool = False
@@ -144,6 +162,10 @@ class Model:
     held_down: bool = False
     """Stopped by its user: not restored until the next request or `up`."""
     idle_timeout_s: float | None = None
+    replicas: int = 1
+    """How many instances it may have at most."""
+    max_in_flight: int | None = None
+    """Requests that are let in at the same time; the others wait."""
     wishes: Wishes = field(default_factory=Wishes)
     waiters: list[Waiter] = field(default_factory=list)
     candidates: Candidates | None = None
@@ -154,6 +176,8 @@ class Model:
     preempted_by: str | None = None
     problem: Refusal | None = None
     """The last refusal, for people to see; nothing is decided by it."""
+    is_member: bool = True
+    """Of the warm set (rule 12); one that is warm and no member counts as cold."""
     awaits_memory: bool = False
     """Warm and out: others of ours hold what it would need to come back."""
     restore_blocked: bool = False
@@ -167,8 +191,24 @@ class Model:
     since: float = 0.0
 
     @property
+    def is_warm(self) -> bool:
+        return self.keep == "warm" and self.is_member
+
+    @property
     def oldest(self) -> float:
         return min((waiter.since for waiter in self.waiters), default=NEVER)
+
+
+@dataclass(slots=True)
+class Leaving:
+    """Memory of an instance that is confirmed gone, until a reading shows it free (rule 10)."""
+
+    model: str
+    size_bytes: int
+    until: float
+    """Loop time after which nobody waits for it any more."""
+    below_bytes: int | None
+    """It is free once less than this is used; None where nobody knows what was used before."""
 
 
 @dataclass(slots=True)
@@ -185,6 +225,12 @@ class PoolAccount:
     foreign_bytes: int | None = None
     sampled_at: float | None = None
     """Unix time of the reading."""
+    leaving: list[Leaving] = field(default_factory=list)
+    """What is gone and was not yet seen to be free."""
+    is_short: bool = False
+    """Others hold so much that what is ours and theirs exceeds what there is."""
+    pressed_since: float | None = None
+    """Of the host's RAM: since when less than its reserve is free (loop time)."""
 
     @classmethod
     def of(cls, pool: Pool) -> Self:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+OUT_OF_MEMORY = "out_of_memory"
+"""Stable word for a start or a run that ended for lack of memory; recipes' error patterns use it,
+too."""
 SENTENCE_PREFIX = "flexlab-engine: "
 
 EXIT_BAD_MODEL = 90

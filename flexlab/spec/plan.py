@@ -100,7 +100,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: dict[str, int] = {}
     """Source URI -> real size in bytes, where known."""
     measured_bytes: dict[str, dict[str, int]] = {}
-    """Plan hash -> pool -> highest use of the last runs."""
+    """Memory key -> pool -> highest use of the last runs."""
+    floor_bytes: dict[str, dict[str, int]] = {}
+    """Memory key -> pool -> the least to claim, since less was not enough."""
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,6 +173,11 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     admissions: tuple[Admission, ...] = ()
     evidence: Evidence = "tested"
     """The weakest of what variant, support and image rest on."""
+    memory_key: str = ""
+    """The same for all launches that take the same memory: variant, settings, image, arch, driver;
+    claims are no part of it."""
+    slots: int | None = None
+    """Requests that the engine works on side by side; None: nobody knows."""
 
     def need(self, pool: str) -> int:
         """Bytes needed in this pool; 0 where it draws nothing from it."""
@@ -265,5 +272,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     gpu_uuids: tuple[str, ...] = ()
     """NVIDIA GPUs (or MIG slices) that it is given, as the driver names them."""
     admissions: tuple[Admission, ...] = ()
+    memory_key: str = ""
+    slots: int | None = None
     after_start: tuple[Step, ...] = ()
     """What is asked of an engine that answers before it has a model."""

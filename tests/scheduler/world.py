@@ -75,6 +75,8 @@ class World:
         """How much too early timers fire."""
         self.deeds: list[str] = []
         self.events: list[str] = []
+        self.used: dict[str, dict[str, int]] = {}
+        self.short: dict[str, dict[str, int]] = {}
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._wake = 0
@@ -141,6 +143,12 @@ class World:
 
     def note(self, kind: str, text: str, **more: Any) -> None:
         self.events.append(text)
+
+    def remember_use(self, memory_key: str, peak: dict[str, int]) -> None:
+        self.used[memory_key] = peak
+
+    def remember_shortage(self, memory_key: str, claims: dict[str, int]) -> None:
+        self.short[memory_key] = claims
 
     # -- time
 

@@ -11,7 +11,6 @@ from planning_lab import (
     SOURCE,
     Shape,
     ask,
-    backend_recipe,
     because,
     facts,
     machine,
@@ -22,10 +21,9 @@ from planning_lab import (
 )
 
 from flexlab.core.units import GIB, MIB, say_bytes
-from flexlab.planning.render import render
 from flexlab.recipes.catalogue import Catalogue
 from flexlab.spec.machine import Machine
-from flexlab.spec.plan import Candidate, Grant, Wishes
+from flexlab.spec.plan import Candidate, Wishes
 
 
 def test_too_big_says_the_need_what_there_is_and_why_no_more() -> None:
@@ -159,14 +157,8 @@ def test_a_pool_of_unknown_size_refuses_nothing() -> None:
 
 
 def measured(candidate: Candidate, here: Machine, taken: int) -> Candidate:
-    plan = render(
-        candidate,
-        Grant(devices=("cpu",), claims={}),
-        machine=here,
-        facts=facts(),
-        backend_recipe=backend_recipe,
-    )
-    return ask(here=here, known=facts(measured_bytes={plan.hash: {"ram": taken}})).items[0]
+    known = facts(measured_bytes={candidate.memory_key: {"ram": taken}})
+    return ask(here=here, known=known).items[0]
 
 
 def test_what_earlier_runs_took_beats_the_estimate_and_both_are_shown() -> None:
@@ -185,16 +177,20 @@ def test_a_measured_claim_never_goes_below_the_weights() -> None:
 
 def test_a_measurement_of_other_settings_does_not_count() -> None:
     here = machine()
-    plan = render(
-        ask(here=here).items[0],
-        Grant(devices=("cpu",), claims={}),
-        machine=here,
-        facts=facts(),
-        backend_recipe=backend_recipe,
-    )
+    key = ask(here=here).items[0].memory_key
     answer = ask(
         here=here,
-        known=facts(measured_bytes={plan.hash: {"ram": 7}}),
+        known=facts(measured_bytes={key: {"ram": 7}}),
         wishes=Wishes(settings={"context_size": "8192"}),
     )
     assert "measured" not in answer.items[0].needs[0].terms
+
+
+def test_what_was_too_little_once_is_claimed_no_more() -> None:
+    here = machine()
+    first = ask(here=here).items[0]
+    floor = first.need("ram") + 5_000_000
+    raised = ask(here=here, known=facts(floor_bytes={first.memory_key: {"ram": floor}})).items[0]
+    assert raised.need("ram") == floor
+    below = ask(here=here, known=facts(floor_bytes={first.memory_key: {"ram": 5}})).items[0]
+    assert below.need("ram") == first.need("ram")
