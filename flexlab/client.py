@@ -23,7 +23,16 @@ from flexlab import __version__, spawn
 from flexlab.core import paths
 from flexlab.core.errors import DaemonUnreachable, FlexLabError
 from flexlab.spawn import DaemonSaid
-from flexlab.spec.control import Removed, Status, Stopped, WireProblem
+from flexlab.spec.control import (
+    Cancelled,
+    Held,
+    Removed,
+    Requests,
+    Status,
+    Stopped,
+    Why,
+    WireProblem,
+)
 from flexlab.spec.lab import Event, Snapshot, UpStep
 from flexlab.spec.plan import Keep, Wishes
 
@@ -95,15 +104,48 @@ class Client:
     ) -> Generator[UpStep, None, None]:
         """Steps until `ready` or `refused`. Closing the iterator withdraws the wish."""
         body = {"model": model, "wishes": wishes, "keep": keep, "pin": pin}
-        ended = False
-        with contextlib.closing(self._lines("POST", "/up", body)) as lines:
+        yield from self._steps("/up", model, body)
+
+    def restart(self, model: str) -> Generator[UpStep, None, None]:
+        """Drained and started anew: steps as of `up`."""
+        yield from self._steps("/restart", model, {"model": model})
+
+    def _steps(
+        self, path: str, model: str, body: Mapping[str, object]
+    ) -> Generator[UpStep, None, None]:
+        with contextlib.closing(self._lines("POST", path, body)) as lines:
             for line in lines:
                 step = _decode(line, UpStep)
-                ended = step.kind in ("ready", "refused")
                 yield step
-                if ended:
+                if step.kind in ("ready", "refused"):
                     return
         raise self._lost(f"the daemon ended before {model} was ready")
+
+    def hold(
+        self,
+        models: tuple[str, ...],
+        *,
+        keep: Keep | None = None,
+        pin: bool | None = None,
+        enabled: bool | None = None,
+    ) -> Held:
+        """What a user decides about models; None leaves it."""
+        body = {"models": models, "keep": keep, "pin": pin, "enabled": enabled}
+        return self._call("POST", "/hold", Held, body)
+
+    def why(self, model: str) -> Why:
+        """Why a model is in its state."""
+        path = f"/why?{urlencode({'model': model})}"
+        return self._call("GET", path, Why, timeout_s=QUICK_TIMEOUT_S)
+
+    def requests(self, last: int) -> Requests:
+        """Requests in flight, and the last that ended."""
+        path = f"/requests?{urlencode({'last': last})}"
+        return self._call("GET", path, Requests, timeout_s=QUICK_TIMEOUT_S)
+
+    def cancel(self, request: str) -> Cancelled:
+        """End a request by its id."""
+        return self._call("POST", "/cancel", Cancelled, {"id": request}, QUICK_TIMEOUT_S)
 
     def down(
         self, models: tuple[str, ...] = (), *, everything: bool = False, force: bool = False

@@ -23,14 +23,23 @@ from flexlab.daemon.up import up_steps
 from flexlab.runtimes.base import Runtime
 from flexlab.scheduler.scheduler import Scheduler
 from flexlab.scheduler.views import Views
+from flexlab.scheduler.why import why
 from flexlab.spec.control import (
+    Cancelled,
+    CancelRequest,
     DownRequest,
+    Held,
+    HoldRequest,
     Removed,
+    Requests,
+    RequestView,
+    RestartRequest,
     ShutdownRequest,
     Status,
     Stopped,
     StoppedModel,
     UpRequest,
+    Why,
 )
 from flexlab.spec.lab import Event, ModelView, Snapshot, UpStep
 from flexlab.spec.lease import Lease, Refused
@@ -67,6 +76,9 @@ class Lab:
         self.address = ""
         self.machine: Machine | None = None
         self.requests_total: Callable[[], int] = lambda: 0
+        self.observed: Callable[[int], tuple[RequestView, ...]] = lambda _last: ()
+        """The gateway's: requests in flight, and the last so many that ended."""
+        self.cancel_one: Callable[[str], RequestView] = no_such_request
         self._runtimes = runtimes
         self._stop = stop
         self._models = models
@@ -216,6 +228,44 @@ class Lab:
             )
         return Stopped(stopped=tuple(stopped), not_running=tuple(not_running))
 
+    async def hold(self, request: HoldRequest) -> Held:
+        """Keep, pin, enable: what a user decides, until decided otherwise.
+
+        Raises FlexLabError for a name that leads to no model; then nothing is changed.
+        """
+        names = [self._models.find(name) for name in request.models]
+        for name in names:
+            warm = None if request.keep is None else request.keep == "warm"
+            self.scheduler.keep(name, warm=warm, pinned=request.pin)
+            if request.enabled is not None:
+                self.scheduler.enable(name, enabled=request.enabled)
+        await self._models.save_states()
+        views = {view.name: view for view in self.models()}
+        return Held(models=tuple(views[name] for name in names if name in views))
+
+    async def restart(self, request: RestartRequest) -> AsyncIterator[UpStep]:
+        """Drain what runs of it and start it anew; steps as of `up`."""
+        name = self._models.find(request.model)
+        if name in self.registry.externals:
+            raise UsageError(f"{name} runs elsewhere: FlexLab cannot restart it")
+        self.scheduler.renew(name, "restarted by its user")
+        return up_steps(self, name)
+
+    def why(self, model: str) -> Why:
+        """Why a model is in its state. Raises UnknownModel."""
+        name = self._models.find(model)
+        view = next(view for view in self.models() if view.name == name)
+        sentences = why(self.scheduler, name, asyncio.get_running_loop().time())
+        return Why(model=view, sentences=tuple(sentences))
+
+    def requests(self, *, last: int) -> Requests:
+        """Requests in flight, and the last that ended."""
+        return Requests(requests=self.observed(last))
+
+    def cancel(self, request: CancelRequest) -> Cancelled:
+        """End a request: its client gets an error. Raises UsageError for an unknown id."""
+        return Cancelled(request=self.cancel_one(request.id))
+
     async def end_loading(self) -> None:
         """At the end of the daemon: what nobody waits for any more is not left half loaded."""
         for instance in self.scheduler.end_loading():
@@ -285,3 +335,8 @@ def _alike(one: Candidate, other: Candidate) -> bool:
 
 async def _only(step: UpStep) -> AsyncIterator[UpStep]:
     yield step
+
+
+def no_such_request(request: str) -> RequestView:
+    """Raises UsageError."""
+    raise UsageError(f"no request {request} is in flight", "flexlab requests lists them")

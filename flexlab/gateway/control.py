@@ -4,7 +4,9 @@ Starlette on a unix socket, JSON by msgspec, streams as JSON lines. The folder o
 and every peer's uid is checked, so there are no keys here. `flexlab/client.py` speaks this.
 
     GET  /status    GET /snapshot    GET /events?after=&follow=    GET /logs?model=&tail=&follow=
-    POST /up        POST /down       POST /rm                      POST /shutdown
+    GET  /why?model=                 GET /requests?last=
+    POST /up        POST /down       POST /restart                 POST /hold
+    POST /cancel    POST /rm         POST /shutdown
 """
 
 from __future__ import annotations
@@ -32,19 +34,27 @@ from flexlab import __version__
 from flexlab.core import paths
 from flexlab.core.errors import FlexLabError, UnknownModel, UsageError
 from flexlab.spec.control import (
+    Cancelled,
+    CancelRequest,
     DownRequest,
+    Held,
+    HoldRequest,
     Removed,
+    Requests,
+    RestartRequest,
     RmRequest,
     ShutdownRequest,
     Status,
     Stopped,
     UpRequest,
+    Why,
     WireProblem,
 )
 from flexlab.spec.lab import Event, Snapshot, UpStep
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+LAST_REQUESTS = 50
 _HEADERS = {"x-flexlab-version": __version__}
 _UCRED = struct.Struct("3i")
 
@@ -60,6 +70,11 @@ class ControlLab(Protocol):
     def shutdown(self, request: ShutdownRequest) -> bool: ...
     async def logs(self, model: str, *, tail: int, follow: bool) -> AsyncIterator[bytes]: ...
     def events(self, after: int, *, follow: bool) -> AsyncIterator[Event]: ...
+    async def hold(self, request: HoldRequest) -> Held: ...
+    async def restart(self, request: RestartRequest) -> AsyncIterator[UpStep]: ...
+    def why(self, model: str) -> Why: ...
+    def requests(self, *, last: int) -> Requests: ...
+    def cancel(self, request: CancelRequest) -> Cancelled: ...
 
 
 def application(lab: ControlLab, ending: asyncio.Event) -> Starlette:
@@ -77,6 +92,22 @@ def application(lab: ControlLab, ending: asyncio.Event) -> Starlette:
 
     async def down(request: Request) -> Response:
         return _json(await lab.down(await _body(request, DownRequest)))
+
+    async def hold(request: Request) -> Response:
+        return _json(await lab.hold(await _body(request, HoldRequest)))
+
+    async def restart(request: Request) -> Response:
+        steps = await lab.restart(await _body(request, RestartRequest))
+        return _Lines(_encoded(steps), ending)
+
+    async def why(request: Request) -> Response:
+        return _json(lab.why(request.query_params.get("model", "")))
+
+    async def requests(request: Request) -> Response:
+        return _json(lab.requests(last=_number(request, "last", LAST_REQUESTS)))
+
+    async def cancel(request: Request) -> Response:
+        return _json(lab.cancel(await _body(request, CancelRequest)))
 
     async def rm(request: Request) -> Response:
         return _json(await lab.rm((await _body(request, RmRequest)).model))
@@ -101,6 +132,11 @@ def application(lab: ControlLab, ending: asyncio.Event) -> Starlette:
         ("GET", "/logs", logs),
         ("POST", "/up", up),
         ("POST", "/down", down),
+        ("POST", "/hold", hold),
+        ("POST", "/restart", restart),
+        ("GET", "/why", why),
+        ("GET", "/requests", requests),
+        ("POST", "/cancel", cancel),
         ("POST", "/rm", rm),
         ("POST", "/shutdown", shutdown),
     ]

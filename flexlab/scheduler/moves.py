@@ -68,9 +68,13 @@ class Moves:
     def _of(self, model: str) -> list[Instance]:
         return self._by_model.get(model, [])
 
-    @property
-    def _contested(self) -> bool:
-        return bool(self._waiting)
+    def waiting(self) -> list[Model]:
+        """Models that somebody waits for, in the order in which they are served."""
+        return sorted(self._waiting.values(), key=lambda one: (-one.priority, one.oldest))
+
+    def instances_of(self, name: str) -> tuple[Instance, ...]:
+        """Those of a model that are not confirmed gone."""
+        return tuple(self._of(name))
 
     def _owes_turn(self, model: Model, instance: Instance) -> bool:
         """Rule 6: after its turn, a model with an equal behind it admits no one new."""

@@ -99,7 +99,7 @@ class Passes(Accounts):
     def _serve_queue(self, now: float) -> None:
         """Serve models that have waiters, by priority, then age."""
         reserved: dict[str, int] = {}
-        for model in sorted(self._waiting.values(), key=lambda m: (-m.priority, m.oldest)):
+        for model in self.waiting():
             if self._of(model.name) or self.closing:
                 continue  # starting, or its last instance is still on its way out
             if model.candidates is None:

@@ -410,10 +410,6 @@ class Scheduler(Passes):
         self._wake = NEVER
         self._pass()
 
-    def instances_of(self, name: str) -> tuple[Instance, ...]:
-        """Those of a model that are not confirmed gone."""
-        return tuple(self._of(name))
-
     # -- registration
 
     def add_model(self, model: Model) -> None:

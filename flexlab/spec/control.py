@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from flexlab.core.errors import FlexLabError, UnknownModel
+from flexlab.spec.lab import ModelView
 from flexlab.spec.plan import Keep, Wishes
 
 
@@ -100,3 +103,76 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
 
     removed: tuple[str, ...] = ()
     freed_bytes: int = 0
+
+
+class HoldRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user decides about models; None leaves it. Kept beyond the daemon."""
+
+    models: tuple[str, ...]
+    keep: Keep | None = None
+    pin: bool | None = None
+    enabled: bool | None = None
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer: how those models stand now."""
+
+    models: tuple[ModelView, ...] = ()
+
+
+class RestartRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A model to start anew: drained first, then up as it was wished for before."""
+
+    model: str
+
+
+class Why(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a model is in its state: sentences for people, the view for programs."""
+
+    model: ModelView
+    sentences: tuple[str, ...]
+
+
+RequestState = Literal["queued", "running", "done"]
+
+
+class RequestView(msgspec.Struct, frozen=True, kw_only=True):
+    """One request to the gateway. Times are Unix seconds, durations seconds."""
+
+    id: str
+    state: RequestState
+    method: str
+    route: str
+    client: str
+    model: str | None = None
+    started_at: float = 0.0
+    waited_s: float | None = None
+    """For the model, before an engine had it."""
+    ttft_s: float | None = None
+    duration_s: float | None = None
+    """Until now, while it runs."""
+    status: int | None = None
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    bytes_in: int = 0
+    bytes_out: int = 0
+    how: str | None = None
+    """How it ended (gateway.observe.How)."""
+
+
+class Requests(msgspec.Struct, frozen=True, kw_only=True):
+    """Those in flight, the oldest first, then the last that ended, the newest first."""
+
+    requests: tuple[RequestView, ...] = ()
+
+
+class CancelRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to end, by its id (or a beginning of it that only one has)."""
+
+    id: str
+
+
+class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a cancel."""
+
+    request: RequestView
