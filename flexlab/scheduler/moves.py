@@ -28,9 +28,11 @@ class Moves:
         self,
         effects: Effects,
         policy: Policy,
+        *,
         clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
+        """`clock` is the loop's time; `wall` gives Unix time for conditions."""
         self.policy = policy
         self.models: dict[str, Model] = {}
         self.instances: dict[str, Instance] = {}

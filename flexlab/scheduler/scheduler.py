@@ -8,39 +8,21 @@ here awaits, so events are atomic and ordered, and no one looks first and acts l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
-from flexlab.scheduler.effects import Effects
-from flexlab.scheduler.passes import Passes
-from flexlab.scheduler.policy import Policy, back_off_s
+from flexlab.scheduler.reports import Reports, stuck
 from flexlab.scheduler.state import (
     NEVER,
     HeldLease,
-    Instance,
     Model,
     PoolAccount,
-    Preparing,
     Waiter,
 )
-from flexlab.spec.engine import OUT_OF_MEMORY
-from flexlab.spec.instance import Condition, Endpoint, RunState
-from flexlab.spec.lab import Progress
 from flexlab.spec.lease import Lease, Refused
-from flexlab.spec.plan import Candidates, Refusal, Wishes
+from flexlab.spec.plan import Refusal, Wishes
 
 
-class Scheduler(Passes):
-    """See the module. `clock` is the loop's time; `wall` gives Unix time for conditions."""
-
-    def __init__(
-        self,
-        effects: Effects,
-        policy: Policy,
-        *,
-        clock: Callable[[], float],
-        wall: Callable[[], float],
-    ) -> None:
-        super().__init__(effects, policy, clock, wall)
+class Scheduler(Reports):
+    """See the module."""
 
     # -- what callers ask
 
@@ -86,7 +68,7 @@ class Scheduler(Passes):
         if not model.enabled:
             raise Refused(_disabled(model.name))
         if any("stuck" in instance.conditions for instance in self._of(model.name)):
-            raise Refused(_stuck(model.name))
+            raise Refused(stuck(model.name))
         if wants_download:
             model.failures, model.back_off_until = 0, 0.0
         elif now < model.back_off_until:
@@ -239,172 +221,6 @@ class Scheduler(Passes):
         for model in self.models.values():
             self._refuse_waiters(model, refusal)
 
-    # -- what the launcher reports
-
-    def progress(self, name: str, progress: Progress) -> None:
-        """How far preparing is."""
-        preparing = self.models[name].preparing
-        if preparing is not None:
-            preparing.progress = progress
-
-    def prepared(self, name: str, candidates: Candidates) -> None:
-        """Planned and installed."""
-        model = self.models[name]
-        now = self._clock()
-        was, model.preparing = model.preparing, None
-        if was is not None and was.download:
-            for waiter in model.waiters:  # fetching is not time that an `up` spends in the queue
-                if waiter.wants_download:
-                    waiter.deadline += now - max(was.since, waiter.since)
-        # Made for wishes that have changed meanwhile, it is prepared again.
-        if was is None or was.wishes == model.wishes:
-            model.candidates = candidates
-        self._pass()
-
-    def prepare_failed(self, name: str, refusal: Refusal) -> None:
-        """Not plannable, not installed, not fetched, or given up (code `cancelled`)."""
-        model = self.models[name]
-        was = model.preparing or Preparing(self._clock(), False, model.wishes)
-        model.preparing = None
-        if refusal.code != "cancelled" and was.wishes == model.wishes:
-            model.restore_blocked = True
-            # A request's quick look ends here; an `up` that came meanwhile asks again, with fetch.
-            meant = [w for w in model.waiters if was.download or not w.wants_download]
-            self._refuse_some(model, meant, refusal)
-            model.problem = refusal
-        self._pass()
-
-    def launched(self, instance: str, endpoint: Endpoint, **known: str | None) -> None:
-        """It runs and loads. `known`: ref, image, plan_hash, log_path, for the views."""
-        found = self.instances.get(instance)
-        if found is None or found.state not in ("starting", "loading"):
-            return
-        found.endpoint = endpoint
-        for name, value in known.items():
-            setattr(found, name, value)
-        self._to(found, "loading", "the engine loads the model")
-
-    def ready(self, instance: str, load_s: float) -> None:
-        """It answers."""
-        found = self.instances.get(instance)
-        if found is None or found.state not in ("starting", "loading"):
-            return
-        model = self.models[found.model]
-        found.load_s = model.last_load_s = load_s
-        self._admit(found, f"loaded in {load_s:.1f} s", seconds=load_s)
-        self._pass()
-
-    def start_failed(self, instance: str, refusal: Refusal) -> None:
-        """It never became ready; what is left of it is stopped."""
-        found = self.instances.get(instance)
-        if found is None or found.state == "stopping":
-            return
-        model = self.models[found.model]
-        model.failures += 1
-        model.back_off_until = self._clock() + back_off_s(
-            model.failures, self.policy, was_ready=False
-        )
-        model.restore_blocked = model.failures >= self.policy.restore_tries
-        self._refuse_waiters(model, refusal)
-        model.problem = refusal
-        self._learn_shortage(found, refusal.code)
-        self._to(found, "failed", refusal.message)
-        self._stop(found, refusal.message)
-        self._pass()
-
-    def _learn_shortage(self, found: Instance, code: str | None) -> None:
-        """Rule 2: it died for lack of memory, so the next one claims more."""
-        if code == OUT_OF_MEMORY and found.candidate.memory_key:
-            self._effects.remember_shortage(found.candidate.memory_key, dict(found.claims))
-            self.models[found.model].candidates = None
-
-    def gone(self, instance: str, state: RunState) -> None:
-        """Confirmed gone, asked for or not. The claim ends here."""
-        found = self.instances.get(instance)
-        if found is None:
-            return
-        self._remove(found)
-        if found.served and found.peak and found.candidate.memory_key:
-            self._effects.remember_use(found.candidate.memory_key, dict(found.peak))
-        for future in self._gone_waiters.pop(instance, ()):
-            if not future.done():
-                future.set_result(True)
-        if found.state == "stopping":
-            seconds = self._clock() - found.since
-            self._note(found, "gone", f"{found.model} is gone ({found.why})", seconds=seconds)
-        else:
-            self._died(found, state)
-        self._pass()
-
-    def _died(self, found: Instance, state: RunState) -> None:
-        model = self.models[found.model]
-        now = self._clock()
-        model.crashes += 1
-        if found.ready_at is not None and now - found.ready_at >= self.policy.settled_s:
-            model.failures = 0
-        model.failures += 1
-        model.restore_blocked = model.failures >= self.policy.restore_tries
-        was_ready = found.ready_at is not None
-        model.back_off_until = now + back_off_s(model.failures, self.policy, was_ready=was_ready)
-        why = state.why or "it ended"
-        model.problem = Refusal(
-            code="engine_died",
-            message=f"the engine of {found.model} died: {why}",
-            hint=f"flexlab logs {found.model}",
-            status=502,
-        )
-        self._learn_shortage(found, state.code)
-        self._cut_leases(found, model.problem)
-        if not was_ready:
-            self._refuse_waiters(model, model.problem)
-        self._note(found, "failed", model.problem.message)
-
-    def stop_unconfirmed(self, instance: str) -> None:
-        """Rule 10: stuck; the claim stays, and `down --force` tries again."""
-        found = self.instances.get(instance)
-        if found is None:
-            return
-        why = "the stop was not confirmed"
-        found.conditions["stuck"] = Condition(kind="stuck", since=self._wall(), why=why)
-        for future in self._gone_waiters.pop(instance, ()):
-            if not future.done():
-                future.set_result(False)
-        self._note(found, "stuck", f"{found.model} does not go away; flexlab down --force")
-        self._refuse_waiters(self.models[found.model], _stuck(found.model))
-        self._pass()
-
-    def adopt(self, instance: Instance) -> None:
-        """One that runs already: found by an earlier daemon's record, or external."""
-        self._add(instance)
-        if not instance.external:
-            self._note(instance, "ready", f"{instance.model} was adopted: it went on running")
-
-    def mark(self, instance: str, condition: Condition) -> None:
-        """Put a condition beside the state."""
-        if found := self.instances.get(instance):
-            found.conditions[condition.kind] = condition
-
-    def runtime_lost(self, runtime: str, why: str) -> None:
-        """Rule 19: it cannot be reached. Claims stay, what answers goes on, nothing starts."""
-        if runtime in self.unknown:
-            return
-        self.unknown[runtime] = why
-        self._effects.note("daemon", f"{runtime} cannot be reached: {why}", why=why)
-        for instance in self.instances.values():
-            if instance.candidate.runtime == runtime:
-                self.mark(instance.id, Condition(kind="unknown", since=self._wall(), why=why))
-        self._pass()
-
-    def runtime_back(self, runtime: str) -> None:
-        """It answers again; what became of its instances is told by whoever asked it."""
-        if self.unknown.pop(runtime, None) is None:
-            return
-        self._effects.note("daemon", f"{runtime} answers again")
-        for instance in self.instances.values():
-            if instance.candidate.runtime == runtime:
-                instance.conditions.pop("unknown", None)
-        self._pass()
-
     def tick(self) -> None:
         """A time that was asked for by `wake_at` has come (perhaps a little early)."""
         self._wake = NEVER
@@ -440,12 +256,4 @@ class Scheduler(Passes):
 def _disabled(model: str) -> Refusal:
     return Refusal(
         code="model_disabled", message=f"{model} is disabled", hint=f"flexlab enable {model}"
-    )
-
-
-def _stuck(model: str) -> Refusal:
-    return Refusal(
-        code="stuck",
-        message=f"{model} was told to stop, and that is not confirmed; it still holds its memory",
-        hint=f"flexlab down {model} --force",
     )
