@@ -199,15 +199,14 @@ class Passes(Accounts):
         warm = self._warm()
         if not warm:
             return
-        told = [
-            Warm(
-                name=model.name,
-                priority=model.priority,
-                ways=tuple(
+        for model in warm:
+            if model.candidates is not None:
+                model.known_needs = tuple(
                     {need.pool: need.total_bytes for need in candidate.needs}
-                    for candidate in (model.candidates.items if model.candidates else ())
-                ),
-            )
+                    for candidate in model.candidates.items
+                )
+        told = [
+            Warm(name=model.name, priority=model.priority, ways=model.known_needs)
             for model in warm
             if model.enabled and not model.held_down
         ]

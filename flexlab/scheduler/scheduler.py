@@ -56,7 +56,9 @@ class Scheduler(Reports):
         wait_s = self.policy.queue_timeout_s if deadline_s is None else deadline_s
         first = now if since is None else min(since, now)
         waiter = Waiter(future, first, now + wait_s, wants_download, key)
-        waiters = sorted([*model.waiters, waiter], key=lambda one: one.since)
+        waiters = [*model.waiters, waiter]
+        if since is not None:
+            waiters.sort(key=lambda one: one.since)
         self._set_waiters(model, waiters)
         future.add_done_callback(lambda done: self._withdrawn(model, waiter, done))
         self._pass()

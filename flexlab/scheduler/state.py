@@ -178,6 +178,8 @@ class Model:
     """The last refusal, for people to see; nothing is decided by it."""
     is_member: bool = True
     """Of the warm set (rule 12); one that is warm and no member counts as cold."""
+    known_needs: tuple[dict[str, int], ...] = ()
+    """Of one that is kept warm: bytes per pool for each way to run it, as last planned."""
     awaits_memory: bool = False
     """Warm and out: others of ours hold what it would need to come back."""
     restore_blocked: bool = False
