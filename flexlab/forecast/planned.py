@@ -125,7 +125,7 @@ def plan(here: Here, recipe: ModelRecipe, asked: Wishes) -> Planned:
     launch = _render(here, candidate, facts)
     problems += [*launch.problems, *notes]
     others = [one for one in found.items if one is not candidate]
-    ways = _alternatives(recipe.name, others, wishes)
+    ways = _alternatives(here, recipe, others, wishes)
     if verdict == "refused":
         ways += _ways_out(here, recipe, wishes)
     return replace(
@@ -201,17 +201,28 @@ def _ways_out(here: Here, recipe: ModelRecipe, wishes: Wishes) -> list[Alternati
         if tried == wishes:
             continue
         found, _ = candidates_here(here, recipe, tried)
-        if found.items:
-            return _alternatives(recipe.name, found.items, tried)
+        if ways := _alternatives(here, recipe, found.items, tried):
+            return ways
     return []
 
 
-def _alternatives(model: str, candidates: Iterable[Candidate], wishes: Wishes) -> list[Alternative]:
-    """Of the same way on several cards of one arch, the first says it for all."""
+def _alternatives(
+    here: Here, recipe: ModelRecipe, candidates: Iterable[Candidate], wishes: Wishes
+) -> list[Alternative]:
+    """Those that there is room for. Of the same way on several cards of one arch, the first says
+    it for all."""
     firsts: dict[tuple[str, str, str, int], Candidate] = {}
     for one in candidates:
-        firsts.setdefault((one.variant, one.arch, one.support, len(one.devices)), one)
-    return [_alternative(model, one, wishes) for one in firsts.values()]
+        if _has_room(here, recipe, one):
+            firsts.setdefault((one.variant, one.arch, one.support, len(one.devices)), one)
+    return [_alternative(recipe.name, one, wishes) for one in firsts.values()]
+
+
+def _has_room(here: Here, recipe: ModelRecipe, candidate: Candidate) -> bool:
+    """Now, or once others have made room."""
+    alone = Candidates(model=recipe.name, items=(candidate,))
+    answer = place(alone, here.occupancy, _POLICY, Asker(priority=recipe.priority))
+    return not isinstance(answer, Refusal)
 
 
 def _alternative(model: str, candidate: Candidate, wishes: Wishes) -> Alternative:

@@ -205,6 +205,28 @@ def test_every_way_that_is_shown_really_is_open(machine: str, wish: str) -> None
             assert (then.backend, then.arch) == (way.backend, way.arch)
 
 
+def test_another_way_keeps_the_wishes_that_it_was_found_with() -> None:
+    settings = {"context_size": "5000"}
+    answer = planned(here_of(XTX), settings=settings, image="mine/engine:1")
+    assert answer.verdict == "ok"
+    assert answer.alternatives
+    for way in answer.alternatives:
+        then = followed(here_of(XTX), "qwen3-8b", way)
+        assert (then.verdict, then.image) == ("ok", "mine/engine:1")
+        assert then.args.count("5000") == 1 or way.backend in ("ollama", "mlc")
+
+
+def test_no_way_is_shown_that_others_leave_no_room_for() -> None:
+    full = with_cards(card(), used={SLOT: 23 * GIB})
+    answer = planned(here_of(full))
+    assert (answer.verdict, codes(answer)) == ("refused", {"no_memory"})
+    assert {way.arch for way in answer.alternatives} == {"x86_64"}
+    second = with_cards(card(0), card(1), used={SLOT: 23 * GIB})
+    ways = planned(here_of(second)).alternatives
+    assert ways
+    assert {way.devices for way in ways} == {("0000:04:00.0",)}
+
+
 def test_a_refusal_shows_the_nearest_way_first() -> None:
     here = here_of(VII)
     lighter = planned(here, backend="llamacpp", settings={"slot_save_path": "/etc"})

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from planning_lab import ask_shipped, card, launched, refused, shipped, source, with_cards
 
+from flexlab.backends.vllm import VllmSettings
 from flexlab.core.units import GIB
 from flexlab.planning.conditions import WRONG_WISH
 from flexlab.spec.plan import Candidates
@@ -142,12 +143,12 @@ def test_on_maxwell_the_limit_of_five_gigabytes_is_the_archs_and_the_users_beats
 
 
 def test_a_variants_own_setting_beats_what_the_arch_asks_for() -> None:
-    """The canary's values are its recipe's, to the letter, whatever its arch asks for."""
-    vii = with_cards(card(0, "gfx906", 16 * GIB))
-    (canary,) = ask_shipped("qwen3.5-9b-gptq-mtp", vii).items
-    own = shipped().resolve("qwen3.5-9b-gptq-mtp").variants[0].settings
-    for name in own.model_fields_set:
-        assert canary.settings[name] == getattr(own, name)
+    whole = shipped().resolve("qwen3-8b")
+    bf16 = next(one for one in whole.variants if one.name == "bf16")
+    own = VllmSettings(enforce_eager=False, max_num_seqs=3)
+    variant = bf16.model_copy(update={"settings": own})
+    (chosen,) = ask_shipped(whole.model_copy(update={"variants": (variant,)}), XTX).items
+    assert (chosen.settings["enforce_eager"], chosen.settings["max_num_seqs"]) == (False, 3)
 
 
 @pytest.mark.parametrize("backend", ["llamacpp", "vllm", "ollama"])
