@@ -121,7 +121,8 @@ def plan(here: Here, recipe: ModelRecipe, asked: Wishes) -> Planned:
     else:
         problems += _refused(found, answer)
     if candidate is None:
-        return _nothing(recipe, here.machine, [*problems, *notes])
+        nothing = _nothing(recipe, here.machine, [*problems, *notes])
+        return replace(nothing, alternatives=tuple(_ways_out(here, recipe, wishes)))
     launch = _render(here, candidate, facts)
     problems += [*launch.problems, *notes]
     others = [one for one in found.items if one is not candidate]
@@ -215,7 +216,7 @@ def _alternatives(
     for one in candidates:
         if _has_room(here, recipe, one):
             firsts.setdefault((one.variant, one.arch, one.support, len(one.devices)), one)
-    return [_alternative(recipe.name, one, wishes) for one in firsts.values()]
+    return [_alternative(here, one, wishes) for one in firsts.values()]
 
 
 def _has_room(here: Here, recipe: ModelRecipe, candidate: Candidate) -> bool:
@@ -225,15 +226,14 @@ def _has_room(here: Here, recipe: ModelRecipe, candidate: Candidate) -> bool:
     return not isinstance(answer, Refusal)
 
 
-def _alternative(model: str, candidate: Candidate, wishes: Wishes) -> Alternative:
-    words = [f"flexlab plan {model} --variant {candidate.variant}"]
-    on_cpu = candidate.devices == (CPU_DEVICE,)
+def _alternative(here: Here, candidate: Candidate, wishes: Wishes) -> Alternative:
+    words = [f"flexlab plan {candidate.model} --variant {candidate.variant}"]
     if wishes.runtime is not None:
         words.append(f"--runtime {wishes.runtime}")
     if candidate.support in ("experimental", "unknown"):
         words.append("--allow-experimental")
-    # The CPU is taken by itself where nothing else is known; several cards where one is too small.
-    if wishes.gpu is not None or (len(candidate.devices) == 1 and not on_cpu):
+    # Several cards are taken by themselves where one is too small, the CPU where there is no GPU.
+    if len(candidate.devices) == 1 and (here.machine.gpus or wishes.gpu is not None):
         words.append(f"--gpu {candidate.devices[0]}")
     if wishes.image is not None:
         words.append(f"--image {wishes.image}")

@@ -16,7 +16,7 @@ from flexlab.forecast.here import Here
 from flexlab.forecast.outlook import outlook, outlooks
 from flexlab.forecast.planned import Alternative, Planned, plan
 from flexlab.spec.lab import InstanceView, ModelView
-from flexlab.spec.machine import Machine
+from flexlab.spec.machine import Machine, Problem
 from flexlab.spec.plan import Wishes
 
 SLOT = "0000:03:00.0"
@@ -174,6 +174,7 @@ MACHINES: dict[str, Machine] = {
     "ada": with_cards(card(0, "sm_89", 16 * GIB, "nvidia")),
     "two": with_cards(card(0, total=16 * GIB), card(1, total=16 * GIB)),
     "mixed": with_cards(card(0, total=8 * GIB), card(1, "sm_89", 8 * GIB, "nvidia")),
+    "unlisted": with_cards(card(0, "gfx1033", 8 * GIB)),
     "none": with_cards(),
 }
 WISHES: dict[str, dict[str, Any]] = {
@@ -183,6 +184,8 @@ WISHES: dict[str, dict[str, Any]] = {
     "diffusers": {"backend": "diffusers"},
     "gpu": {"gpu": "0"},
     "cpu": {"gpu": "cpu"},
+    "experimental": {"allow_experimental": True},
+    "image": {"image": "mine/engine:1", "allow_experimental": True},
     "too-long": {"settings": {"context_size": "40000", "cache_ram_mib": "200000"}},
     "outside": {"settings": {"slot_save_path": "/etc"}},
     "certified": {"settings": {"spec_type": "ngram-simple", "draft_max": "9", "draft_min": "1"}},
@@ -243,6 +246,14 @@ def test_where_no_card_can_the_cpu_is_shown_and_never_taken_by_itself() -> None:
     assert (answer.verdict, answer.arch) == ("refused", "sm_86")
     assert answer.alternatives
     assert all(way.command.endswith("--gpu cpu") for way in answer.alternatives)
+
+
+def test_where_the_card_that_was_asked_for_has_no_driver_the_way_on_is_shown() -> None:
+    no_driver = Problem(code="no_driver", message="no driver", hint="install it")
+    here = here_of(with_cards(card(0, usable=False, problems=(no_driver,))))
+    answer = planned(here, gpu="0")
+    assert (answer.verdict, codes(answer)) == ("refused", {"no_driver"})
+    assert {way.devices for way in answer.alternatives} == {("cpu",)}
 
 
 def test_a_model_for_gpus_only_says_so_where_none_is_usable() -> None:
