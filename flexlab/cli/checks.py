@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from flexlab import __version__, client
+from flexlab import __version__, daemons
 from flexlab.cli.finding import Finding, Level
 from flexlab.cli.gpu_checks import examine_gpus
 from flexlab.cli.recipes import broken_recipes
@@ -199,14 +199,14 @@ def _models_folder(settings: Settings) -> Finding:
 
 def _daemon_and_port(settings: Settings) -> Iterator[Finding]:
     try:
-        running = client.find()
+        running = daemons.find()
         status = running.status() if running else None
     except FlexLabError as error:
         yield Finding(subject="daemon", level="fail", text=str(error), mend=error.hint)
         return
     if status is not None:
         text = f"FlexLab {status.flexlab_version}, pid {status.pid}, {status.address}"
-        older = client.compare_versions(__version__, status.flexlab_version) > 0
+        older = daemons.compare_versions(__version__, status.flexlab_version) > 0
         yield Finding(
             subject="daemon",
             level="warn" if older else "ok",

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from flexlab import client
+from flexlab import client, daemons
 from flexlab.cli import output
 from flexlab.cli.common import verb_app
 from flexlab.core import paths
@@ -73,7 +73,7 @@ def _print(names: Iterable[str]) -> None:
 
 def _known_to_the_daemon(*, running: bool) -> Iterator[str]:
     """Names and aliases, those of derived recipes too; nothing when it does not answer at once."""
-    info = client.read_lock_file()
+    info = daemons.read_lock_file()
     if info is None:
         return
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from flexlab import client
+from flexlab import daemons
 from flexlab.cli import output
 from flexlab.cli.common import JsonOption, verb_app
 from flexlab.cli.table import Column
@@ -102,7 +102,7 @@ def _refuse(problems: list[str]) -> None:
 def _say_what_the_daemon_has_not_read() -> None:
     try:
         changed_at = paths.settings_file().stat().st_mtime
-        daemon = client.find(wait_s=0)
+        daemon = daemons.find(wait_s=0)
         started_at = daemon.status().started_at if daemon else None
     except (OSError, DaemonUnreachable):
         return

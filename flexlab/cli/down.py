@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flexlab import client
+from flexlab import client, daemons
 from flexlab.cli import output
 from flexlab.cli.common import JsonOption, model_word, need_words, verb_app
 from flexlab.cli.names import model_name
@@ -45,7 +45,7 @@ def down(
     names = tuple(model_word(word) for word in models or ())
     if not everything and not daemon:
         need_words(list(names), "MODEL or --all", "flexlab down [MODEL]... [--all] [--daemon]")
-    running = client.find_or_adopt(output.say)
+    running = daemons.find_or_adopt(output.say)
     if running is None:
         stopped = Stopped(not_running=tuple(model_name(name) for name in names))
         if not names:
@@ -60,7 +60,7 @@ def down(
         _tell(stopped, says_nothing=everything and running is not None)
     ended = running is not None and daemon and _end(running)
     if running is not None and not ended:
-        client.end_if_unused(running)
+        daemons.end_if_unused(running)
     if as_json:
         output.answer_json(
             {
@@ -100,7 +100,7 @@ def _tell(stopped: Stopped, *, says_nothing: bool) -> None:
 def _end(running: client.Client) -> bool:
     """Ends the daemon and waits until its lock is free, so that the next command starts anew."""
     running.shutdown(stop_models=False, why="flexlab down --daemon")
-    if not client.wait_until_ended(running.info, END_TIMEOUT_S):
+    if not daemons.wait_until_ended(running.info, END_TIMEOUT_S):
         output.say(f"the daemon (pid {running.info.pid}) is still ending")
         return False
     output.say("the daemon has ended")

@@ -7,7 +7,7 @@ import re
 import time
 from dataclasses import dataclass
 
-from flexlab import client
+from flexlab import client, daemons
 from flexlab.cli import output
 from flexlab.cli.variables import warn_of_variables
 from flexlab.core.errors import (
@@ -75,7 +75,7 @@ def ensure_up(
 
     Raises what the daemon refused with the exit code that belongs to it.
     """
-    if client.running_version() is None:
+    if daemons.running_version() is None:
         check_name(word)
     else:
         warn_of_variables()
@@ -87,8 +87,8 @@ def ensure_up(
         if error.code != ENDING:
             raise
         # Another command ended the daemon in the moment in which this one found it.
-        if info := client.read_lock_file():
-            client.wait_until_ended(info, END_TIMEOUT_S)
+        if info := daemons.read_lock_file():
+            daemons.wait_until_ended(info, END_TIMEOUT_S)
         daemon, model, instance = _granted(wish)
     ready_at = instance.ready_at if instance else None
     return Ready(
@@ -102,7 +102,7 @@ def ensure_up(
 
 def _granted(wish: _Wish) -> tuple[client.Client, ModelView, InstanceView | None]:
     """One try. A daemon that was started for it, and holds nothing when it fails, ends again."""
-    daemon = client.connect(start=True, say=output.say)
+    daemon = daemons.connect(start=True, say=output.say)
     try:
         if is_source(wish.word):
             show_derived(wish.word, daemon)
@@ -110,10 +110,10 @@ def _granted(wish: _Wish) -> tuple[client.Client, ModelView, InstanceView | None
             return daemon, *_follow(daemon, narrator, wish)
     except KeyboardInterrupt:
         output.say(f"withdrawn; flexlab up {wish.word} goes on where this stopped")
-        client.end_if_unused(daemon)
+        daemons.end_if_unused(daemon)
         raise
     except FlexLabError:
-        client.end_if_unused(daemon)
+        daemons.end_if_unused(daemon)
         raise
 
 

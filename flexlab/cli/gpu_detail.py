@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec.structs import asdict
 
-from flexlab import client
+from flexlab import daemons
 from flexlab.cli import output
 from flexlab.cli.gpu_rows import UNKNOWN, show_threads, show_use, slice_name
 from flexlab.cli.gpu_support import BackendSupport, backend_support
@@ -210,7 +210,7 @@ def read_live(root: Path, gpu: Gpu) -> Live:
 def _ours() -> dict[int, HolderView]:
     """By pid, what a running daemon knows of its own engines; nothing where there is none."""
     try:
-        daemon = client.find(wait_s=0)
+        daemon = daemons.find(wait_s=0)
         views = daemon.snapshot(timeout_s=DAEMON_PATIENCE_S).holders if daemon else ()
     except FlexLabError:
         return {}

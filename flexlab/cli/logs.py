@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flexlab import client
+from flexlab import daemons
 from flexlab.cli import output
 from flexlab.cli.common import model_word, need_words, verb_app
 from flexlab.cli.names import model_name
@@ -42,7 +42,7 @@ def logs(
     need_words([model] if model else [], "MODEL", "flexlab logs MODEL [-f] [-n N]")
     warn_of_variables()
     word = model_word(model or "")
-    running = client.find()
+    running = daemons.find()
     if running is None:
         log = _last_log(word)
         output.say("the daemon is not running; this is the log of the last start")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flexlab import client
+from flexlab import daemons
 from flexlab.cli import output
 from flexlab.cli.common import JsonOption, verb_app
 from flexlab.cli.table import Column
@@ -49,10 +49,10 @@ def ps(
     Without a daemon nothing can run: that is said on stderr and is no error.
     """
     warn_of_variables()
-    daemon = client.find()
+    daemon = daemons.find()
     if daemon is None:
         output.say("the daemon is not running; flexlab up MODEL starts it")
-        if left := client.left_running():
+        if left := daemons.left_running():
             output.say(f"an earlier one may have left running: {', '.join(left)}")
         if as_json:
             output.answer_json(NOTHING)

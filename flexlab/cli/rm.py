@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flexlab import client
+from flexlab import daemons
 from flexlab.cli import output
 from flexlab.cli.common import JsonOption, model_word, need_words, verb_app
 from flexlab.cli.names import model_name, view_of
@@ -42,11 +42,11 @@ def rm(
     """
     need_words(models or [], "MODEL", "flexlab rm MODEL... [--yes]")
     words = [model_word(word) for word in models or []]
-    running = client.find()
+    running = daemons.find()
     targets = [_target(word, running.snapshot() if running else None) for word in words]
     if not yes and any(target.may_be_here for target in targets):
         _ask([target.name for target in targets])
-    running = client.find_or_adopt(output.say)
+    running = daemons.find_or_adopt(output.say)
     removed = []
     for target in targets:
         answer = running.rm(target.word) if running else _remove_here(target.word)
@@ -56,7 +56,7 @@ def rm(
         if not as_json:
             _tell(target.name, answer)
     if running:
-        client.end_if_unused(running)
+        daemons.end_if_unused(running)
     if as_json:
         output.answer_json({"models": removed})
 

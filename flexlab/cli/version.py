@@ -8,7 +8,7 @@ from importlib import metadata
 from flexlab import __version__
 from flexlab.cli import output
 from flexlab.cli.common import JsonOption, verb_app
-from flexlab.client import running_version
+from flexlab.daemons import running_version
 
 app = verb_app()
 

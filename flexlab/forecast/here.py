@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from flexlab import client
+from flexlab import daemons
 from flexlab.core.errors import FlexLabError
 from flexlab.core.settings import Settings, load_settings
 from flexlab.gpus import isolated
@@ -145,7 +145,7 @@ def _unoccupied(machine: Machine) -> Occupancy:
 def _ask_daemon() -> Snapshot | None:
     """None without a daemon, or with one that does not answer: then its models count as others'."""
     try:
-        daemon = client.connect(start=False)
+        daemon = daemons.connect(start=False)
         return daemon.snapshot()
     except FlexLabError:
         return None

@@ -11,7 +11,7 @@ from cli_process import command
 from fake_daemon import ANSWER, FakeDaemon
 from terminal import Terminal
 
-from flexlab import client
+from flexlab import daemons
 from flexlab.client import Client
 
 
@@ -84,7 +84,7 @@ def test_a_chat_goes_on_with_a_new_daemon_where_the_old_one_ended(
     chat.expect(ANSWER)
     chat.type("/bye\n")
     assert chat.exit_code() == 0
-    info = client.read_lock_file()
+    info = daemons.read_lock_file()
     assert info
     Client(info).shutdown(stop_models=True)
 

@@ -12,7 +12,7 @@ import pytest
 from cli_process import Flexlab, command, environment
 from fake_daemon import MODEL, FakeDaemon, up_story
 
-from flexlab import client
+from flexlab import client, daemons
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def stopped(
     """A daemon that lives and does nothing, as after `kill -STOP`."""
     monkeypatch.setattr(client, "QUICK_TIMEOUT_S", 0.4)
     assert flexlab("up", "smollm2", "--no-probe").returncode == 0
-    info = client.read_lock_file()
+    info = daemons.read_lock_file()
     assert info
     os.kill(info.pid, signal.SIGSTOP)
     yield info

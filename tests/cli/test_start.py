@@ -13,7 +13,7 @@ from cli_process import Flexlab, command, environment
 from fake_daemon import MODEL, FakeDaemon
 from waiting import until
 
-from flexlab import client
+from flexlab import daemons
 from flexlab.core import paths
 from flexlab.core.errors import DaemonUnreachable
 
@@ -21,8 +21,8 @@ from flexlab.core.errors import DaemonUnreachable
 @pytest.fixture(autouse=True)
 def _no_daemon_is_left(home: Path) -> Iterator[None]:
     yield
-    info = client.read_lock_file()
-    if info and info.pid != os.getpid() and client.lock_is_held():
+    info = daemons.read_lock_file()
+    if info and info.pid != os.getpid() and daemons.lock_is_held():
         os.kill(info.pid, signal.SIGKILL)
 
 
@@ -46,13 +46,13 @@ def test_two_ups_at_once_end_with_one_daemon(home: Path) -> None:
 
 def test_a_killed_daemon_is_started_again_by_the_next_up(flexlab: Flexlab) -> None:
     assert flexlab("up", "smollm2", "--no-probe").returncode == 0
-    first = client.read_lock_file()
+    first = daemons.read_lock_file()
     assert first
     os.kill(first.pid, signal.SIGKILL)
-    until(lambda: not client.lock_is_held())
+    until(lambda: not daemons.lock_is_held())
     assert "not running" in flexlab("ps").stderr
     assert flexlab("up", "smollm2", "--no-probe").returncode == 0
-    second = client.read_lock_file()
+    second = daemons.read_lock_file()
     assert second
     assert second.pid != first.pid
 
@@ -97,7 +97,7 @@ def test_ctrl_c_in_up_ends_the_daemon_that_it_started(home: Path, number: signal
     assert process.returncode == 130
     assert "withdrawn" in err
     assert "Traceback" not in err
-    until(lambda: not client.lock_is_held())
+    until(lambda: not daemons.lock_is_held())
 
 
 def test_ctrl_c_in_up_withdraws_the_wish_and_leaves_a_daemon_that_ran_before(
@@ -120,7 +120,7 @@ def test_a_daemon_that_holds_the_lock_but_does_not_answer_is_named(daemon: FakeD
     daemon._control.shutdown()
     daemon._control.server_close()
     with pytest.raises(DaemonUnreachable, match="does not answer") as caught:
-        client.find(wait_s=0.2)
+        daemons.find(wait_s=0.2)
     assert caught.value.exit_code == 4
 
 
@@ -135,7 +135,7 @@ def test_a_daemon_that_holds_the_lock_but_does_not_answer_is_named(daemon: FakeD
     ],
 )
 def test_versions_are_compared_as_numbers(ours: str, theirs: str, order: int) -> None:
-    assert client.compare_versions(ours, theirs) == order
+    assert daemons.compare_versions(ours, theirs) == order
 
 
 def _daemons(home: Path) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from daemon_lab import Lab, Start, gguf, write_recipe
 
-from flexlab import client
+from flexlab import daemons
 from flexlab.core import paths
 from flexlab.daemon.files import Records
 from flexlab.demo.engine import Behaviour
@@ -19,7 +19,7 @@ from flexlab.spec.plan import Wishes
 
 async def up(model: str, wishes: Wishes | None = None, **more: Any) -> None:
     def call() -> None:
-        list(client.connect(start=False).up(model, wishes or Wishes(), **more))
+        list(daemons.connect(start=False).up(model, wishes or Wishes(), **more))
 
     await asyncio.to_thread(call)
 
@@ -167,7 +167,7 @@ async def test_a_model_that_its_user_stopped_stays_down(home: Path, start: Start
     write_recipe(home, "small")
     first = await start()
     await up("small", keep="warm")
-    await asyncio.to_thread(client.connect(start=False).down, ("small",))
+    await asyncio.to_thread(daemons.connect(start=False).down, ("small",))
     await killed(start, first)
     second = await start()
     assert second.running() == []

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from daemon_lab import Start, gguf, write_recipe
 
-from flexlab import client
+from flexlab import daemons
 from flexlab.core import paths
 from flexlab.core.errors import FlexLabError
 from flexlab.daemon import adopt, enginelogs
@@ -25,7 +25,7 @@ from flexlab.spec.plan import Wishes
 
 async def up(model: str, **more: Any) -> list[UpStep]:
     def call() -> list[UpStep]:
-        return list(client.connect(start=False).up(model, Wishes(), **more))
+        return list(daemons.connect(start=False).up(model, Wishes(), **more))
 
     return await asyncio.to_thread(call)
 
@@ -60,7 +60,7 @@ async def test_a_running_model_whose_recipe_went_away_can_be_stopped(
     recipe.unlink()
     await up("small")
     assert "other" in {model.name for model in lab.service.lab.snapshot().models}
-    await asyncio.to_thread(client.connect(start=False).down, ("other",))
+    await asyncio.to_thread(daemons.connect(start=False).down, ("other",))
     assert lab.running() == ["small"]
 
 
@@ -123,7 +123,7 @@ async def test_a_daemon_whose_socket_was_taken_away_makes_it_anew(
     monkeypatch.setattr("flexlab.daemon.service.SOCKET_S", 0.1)
     await start()
     paths.socket_path().unlink()
-    found = await asyncio.to_thread(client.find, wait_s=5.0)
+    found = await asyncio.to_thread(daemons.find, wait_s=5.0)
     assert found is not None
     assert (await asyncio.to_thread(found.status)).holds == 0
 
@@ -167,7 +167,7 @@ async def test_weights_that_another_running_model_uses_are_not_removed(
     await start()
     await up("one")
     with pytest.raises(FlexLabError) as told:
-        await asyncio.to_thread(client.connect(start=False).rm, "two")
+        await asyncio.to_thread(daemons.connect(start=False).rm, "two")
     assert told.value.hint == "flexlab down one"
 
 
@@ -177,7 +177,7 @@ async def test_weights_that_vanished_are_a_404_and_not_a_failed_start(
     write_recipe(home, "small")
     lab = await start()
     assert (await lab.chat("small"))[0] == 200
-    await asyncio.to_thread(client.connect(start=False).down, ("small",))
+    await asyncio.to_thread(daemons.connect(start=False).down, ("small",))
     (home / "small.gguf").unlink()
     assert (await lab.chat("small"))[0] == 404
 
@@ -219,7 +219,7 @@ async def test_a_busy_up_keeps_the_daemon_that_another_would_end(
     write_recipe(home, "small")
     lab = await start()
     lab.service.lab._ups += 1  # as while a name is looked up and planned
-    ended = client.connect(start=False).shutdown
+    ended = daemons.connect(start=False).shutdown
     assert await asyncio.to_thread(ended, stop_models=False, only_if_idle=True) is False
 
 
@@ -276,7 +276,7 @@ async def test_a_plain_up_does_not_override_the_wishes_of_one_on_its_way(
 
     def wishing() -> list[UpStep]:
         wishes = Wishes(settings={"context_size": "512"})
-        return list(client.connect(start=False).up("small", wishes))
+        return list(daemons.connect(start=False).up("small", wishes))
 
     first = asyncio.create_task(asyncio.to_thread(wishing))
     await lab.until(lambda: len(scheduler.models["small"].waiters) == 1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from daemon_lab import Start, gguf, write_recipe
 
-from flexlab import client
+from flexlab import daemons
 from flexlab.core.errors import FlexLabError, ProxyError
 from flexlab.demo.engine import Behaviour
 from flexlab.demo.world import DemoWorld
@@ -19,7 +19,7 @@ from flexlab.spec.plan import Wishes
 
 
 def up(model: str, wishes: Wishes | None = None, **more: Any) -> list[UpStep]:
-    return list(client.connect(start=False).up(model, wishes or Wishes(), **more))
+    return list(daemons.connect(start=False).up(model, wishes or Wishes(), **more))
 
 
 async def in_thread(call: Any, *args: Any, **more: Any) -> Any:
@@ -82,12 +82,12 @@ async def test_a_path_is_a_name_for_as_long_as_its_model_runs(home: Path, start:
     source = weights.as_uri()
     lab = await start()
     await in_thread(up, source)
-    stopped = await in_thread(client.connect(start=False).down, (source,))
+    stopped = await in_thread(daemons.connect(start=False).down, (source,))
     assert len(stopped.stopped) == 1
-    await in_thread(client.connect(start=False).rm, source)
+    await in_thread(daemons.connect(start=False).rm, source)
     assert weights.exists(), "a file of the user's own stays"
     with pytest.raises(FlexLabError):
-        await in_thread(client.connect(start=False).down, (source,))
+        await in_thread(daemons.connect(start=False).down, (source,))
     assert lab.running() == []
 
 
@@ -210,7 +210,7 @@ async def test_an_up_that_hangs_up_while_loading_leaves_nothing(
     lab = await start()
 
     def start_and_leave() -> None:
-        steps = client.connect(start=False).up("small", Wishes())
+        steps = daemons.connect(start=False).up("small", Wishes())
         for step in steps:
             if "loading" in step.text:
                 break
@@ -227,7 +227,7 @@ async def test_a_second_up_is_not_disturbed_when_the_first_hangs_up(
     world.behaviours["small"] = Behaviour(load_s=None)
     lab = await start()
     scheduler = lab.service.scheduler
-    first = client.connect(start=False).up("small", Wishes())
+    first = daemons.connect(start=False).up("small", Wishes())
     await in_thread(next, first)
     second = asyncio.create_task(in_thread(up, "small"))
     await lab.until(lambda: len(scheduler.models["small"].waiters) == 2 and lab.running())
@@ -243,7 +243,7 @@ async def test_down_stops_and_says_what_was_not_running(home: Path, start: Start
     write_recipe(home, "two")
     lab = await start()
     await in_thread(up, "one")
-    stopped = await in_thread(client.connect(start=False).down, ("one", "two"))
+    stopped = await in_thread(daemons.connect(start=False).down, ("one", "two"))
     assert [each.model for each in stopped.stopped] == ["one"]
     assert stopped.not_running == ("two",)
     assert lab.running() == []
@@ -279,7 +279,7 @@ async def test_weights_of_a_running_model_are_not_removed(home: Path, start: Sta
     await start()
     await in_thread(up, "small")
     with pytest.raises(FlexLabError) as told:
-        await in_thread(client.connect(start=False).rm, "small")
+        await in_thread(daemons.connect(start=False).rm, "small")
     assert "running" in told.value.message
     assert told.value.hint == "flexlab down small"
 
@@ -290,7 +290,7 @@ async def test_the_log_of_a_model_can_be_read_while_it_runs(home: Path, start: S
     await in_thread(up, "small")
 
     def read() -> list[str]:
-        return list(client.connect(start=False).logs("small", tail=10, follow=False))
+        return list(daemons.connect(start=False).logs("small", tail=10, follow=False))
 
     assert any("model loaded" in line for line in await in_thread(read))
 
@@ -298,7 +298,7 @@ async def test_the_log_of_a_model_can_be_read_while_it_runs(home: Path, start: S
 async def test_events_follow_and_end_when_their_reader_leaves(home: Path, start: Start) -> None:
     write_recipe(home, "small")
     lab = await start()
-    followed = client.connect(start=False).events(after=0, follow=True)
+    followed = daemons.connect(start=False).events(after=0, follow=True)
     first = await in_thread(next, followed)
     await lab.chat("small")
     second = await in_thread(next, followed)
@@ -311,7 +311,7 @@ async def test_a_busy_daemon_does_not_end_when_only_an_idle_one_should(
 ) -> None:
     write_recipe(home, "small")
     await start()
-    connected = client.connect(start=False)
+    connected = daemons.connect(start=False)
     await in_thread(up, "small")
     ended = await in_thread(connected.shutdown, stop_models=False, only_if_idle=True)
     assert ended is False
