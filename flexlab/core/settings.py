@@ -109,6 +109,9 @@ class Settings(BaseModel):
     min_residency_s: Seconds = Field(30.0, alias="min_residency")
     """The shortest turn that a model has before one of equal priority may replace it."""
 
+    turn_max_s: Seconds = Field(300.0, alias="turn_max")
+    """The longest turn that a model has, however long it takes to load."""
+
     drain_timeout_s: Seconds = Field(30.0, alias="drain_timeout")
     """Requests that run may go on for this long when a higher priority wants the memory."""
 
@@ -118,8 +121,23 @@ class Settings(BaseModel):
     stop_timeout_s: Seconds = Field(10.0, alias="stop_timeout")
     """An engine that was asked to end is killed after this long."""
 
+    stop_confirm_s: Seconds = Field(10.0, alias="stop_confirm")
+    """One that was killed and is not gone after this long is stuck, and keeps its memory."""
+
     start_timeout_s: Seconds = Field(600.0, alias="start_timeout")
     """A start without progress has failed after this long; recipes may say more."""
+
+    back_off_first_s: Seconds = Field(10.0, alias="back_off_first")
+    """After a failed start the next one waits this long, and twice as long each further time."""
+
+    back_off_max_s: Seconds = Field(300.0, alias="back_off_max")
+    """It never waits longer than this."""
+
+    settled_s: Seconds = Field(60.0, alias="settled")
+    """A model that was ready for this long has no failed starts any more."""
+
+    restore_tries: int = Field(3, ge=1, le=1000)
+    """A warm model comes back by itself until this many starts in a row have failed."""
 
     queue_timeout_s: Seconds = Field(600.0, alias="queue_timeout")
     """A request waits for its model this long at most."""
@@ -129,6 +147,12 @@ class Settings(BaseModel):
 
     yield_after_s: Seconds = Field(30.0, alias="yield_after")
     """While a warm model waits for memory, cold ones there are unloaded after this long idle."""
+
+    freed_within_s: Seconds = Field(15.0, alias="freed_within")
+    """A card's memory is given again once it is seen free, or this long after its engine ended."""
+
+    pressed_s: Seconds = Field(10.0, alias="pressed")
+    """Idle models unload when less RAM than its reserve is free for this long."""
 
     ram_reserve_bytes: Bytes | None = Field(None, alias="ram_reserve")
     """Memory that is never planned with; unset: what the size of the machine suggests."""

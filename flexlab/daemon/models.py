@@ -90,6 +90,8 @@ class Models:
             recipe = self._registry.recipe(name)
             model.priority = recipe.priority
             model.idle_timeout_s = recipe.idle_timeout
+            model.replicas = recipe.replicas
+            model.max_in_flight = recipe.max_in_flight
             if name not in self._states:
                 model.keep = recipe.keep
         self._scheduler.add_model(model)

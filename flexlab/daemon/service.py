@@ -87,13 +87,21 @@ def policy_of(settings: Settings) -> Policy:
     return Policy(
         linger_s=settings.linger_s,
         min_residency_s=settings.min_residency_s,
+        turn_max_s=settings.turn_max_s,
         drain_timeout_s=settings.drain_timeout_s,
         drain_limit_s=settings.drain_limit_s,
         stop_timeout_s=settings.stop_timeout_s,
+        stop_confirm_s=settings.stop_confirm_s,
         queue_timeout_s=settings.queue_timeout_s,
         queue_limit=settings.queue_limit,
         idle_timeout_s=settings.idle_timeout_s,
         yield_after_s=settings.yield_after_s,
+        back_off_first_s=settings.back_off_first_s,
+        back_off_max_s=settings.back_off_max_s,
+        settled_s=settings.settled_s,
+        freed_within_s=settings.freed_within_s,
+        pressed_s=settings.pressed_s,
+        restore_tries=settings.restore_tries,
     )
 
 

@@ -81,6 +81,12 @@ class ModelRecipe(Strict):
     idle_timeout: Seconds | None = None
     """Unloaded after this long without work; unset: the setting of the same name."""
 
+    replicas: int = Field(1, ge=1, le=64)
+    """Up to so many run at a time, on other devices each; the further ones only in free memory."""
+
+    max_in_flight: int | None = Field(None, ge=1)
+    """Requests that are let in at the same time, the others wait; unset: no limit."""
+
     variants: tuple[Variant, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
