@@ -29,11 +29,19 @@ TAKES = {
     "pull": (MODELS, None),
     "rm": (MODELS, None),
     "down": (RUNNING, None),
+    "pin": (MODELS, None),
+    "unpin": (MODELS, None),
+    "keep": (MODELS, None),
+    "unkeep": (MODELS, None),
+    "enable": (MODELS, None),
+    "disable": (MODELS, None),
     "logs": (RUNNING, 1),
     "recipes show": (MODELS, 1),
     "recipes check": (FILES, None),
 }
 """Verb -> what its arguments are, and how many of them (None: any number)."""
+OR_A_FILE = ("up", "plan", "run", "pull", "recipes show")
+"""Verbs whose model may be a path as well."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,7 @@ def bash_script() -> str:
         for path, (what, most) in TAKES.items()
         if what != FILES
     )
+    or_a_file = "|".join(_case(path, TAKES[path][1]) for path in OR_A_FILE)
     members = "".join(f'            {g}:*) words="{_members(found, g)}" ;;\n' for g in GROUPS)
     return f"""# bash completion for flexlab
 _flexlab() {{
@@ -139,7 +148,7 @@ _flexlab() {{
 {members}{takes}            "recipes check:"*) compopt -o default 2>/dev/null ;;
         esac
         case "$verb:$given" in
-            up:0|plan:0|run:0|pull:*|"recipes show:0") compopt -o default 2>/dev/null ;;
+            {or_a_file}) compopt -o default 2>/dev/null ;;
         esac
     fi
     COMPREPLY=($(compgen -W "$words" -- "$current"))
@@ -164,7 +173,7 @@ def zsh_script() -> str:
             if what == FILES
             else f'compadd -- ${{(f)"$(flexlab completion {what} 2>/dev/null)"}}'
         )
-        + ("; _files" if what == MODELS and path != "rm" else "")
+        + ("; _files" if path in OR_A_FILE else "")
         + " ;;\n"
         for path, (what, most) in TAKES.items()
     )
@@ -222,7 +231,7 @@ def fish_script() -> str:
         at = f"-n '__flexlab_at {path}{'' if most is None else ' 0'}'"
         if what != FILES:
             lines.append(f"complete -c flexlab {at} -a '(flexlab completion {what})'")
-        if what == FILES or (what == MODELS and path != "rm"):
+        if what == FILES or path in OR_A_FILE:
             lines.append(f"complete -c flexlab {at} -F")
     return _FISH_HEAD.format(valued=_valued(found), groups=" ".join(GROUPS)) + "\n".join(lines)
 

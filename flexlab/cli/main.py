@@ -33,6 +33,12 @@ VERBS: Final[dict[str, dict[str, str]]] = {
         "run": "Ask a model one thing, or chat with it.",
         "down": "Stop models.",
         "ps": "Show what runs, and why.",
+        "pin": "Never stop models to make room for others.",
+        "unpin": "Let models make room for others again.",
+        "keep": "Keep models loaded when idle.",
+        "unkeep": "Let models be unloaded when idle again.",
+        "enable": "Let disabled models start again.",
+        "disable": "Stop models, and refuse requests to them.",
         "logs": "Show what a model's engine writes.",
     },
     "Weights": {
@@ -52,6 +58,8 @@ VERBS: Final[dict[str, dict[str, str]]] = {
         "version": "Show versions.",
     },
 }
+HOLD_VERBS = ("pin", "unpin", "keep", "unkeep", "enable", "disable")
+"""They differ in a word, and share a module."""
 EPILOG = "Exit codes: 0 ok, 1 failed, 2 wrong usage, 3 nothing fits, 4 no daemon, 130 interrupted."
 
 
@@ -64,8 +72,7 @@ class LazyGroup(VerbGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.list_commands(ctx):
             return None
-        app: typer.Typer = import_module(f"flexlab.cli.{cmd_name}").app
-        command = typer.main.get_command(app)
+        command = typer.main.get_command(_app_of(cmd_name))
         command.name = cmd_name
         return command
 
@@ -73,6 +80,14 @@ class LazyGroup(VerbGroup):
         for title, verbs in VERBS.items():
             with formatter.section(title):
                 formatter.write_dl(list(verbs.items()))
+
+
+def _app_of(verb: str) -> typer.Typer:
+    if verb in HOLD_VERBS:
+        of_family: typer.Typer = import_module("flexlab.cli.hold").app_of(verb)
+        return of_family
+    app: typer.Typer = import_module(f"flexlab.cli.{verb}").app
+    return app
 
 
 app = typer.Typer(

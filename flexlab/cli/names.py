@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from flexlab import daemons
+from flexlab.cli import output
+from flexlab.client import Client
+from flexlab.core.errors import DaemonUnreachable
 from flexlab.spec.lab import ModelView, Snapshot
 
 
@@ -24,3 +28,21 @@ def model_name(word: str, snapshot: Snapshot | None = None) -> str:
     from flexlab.recipes.catalogue import Catalogue
 
     return Catalogue.load().resolve(word).name
+
+
+def daemon_for(words: Iterable[str]) -> Client:
+    """The daemon that is to do something about these models; one that left engines is followed
+    by another.
+
+    Raises UnknownModel for a word that leads nowhere, DaemonUnreachable where no daemon runs.
+    """
+    daemon = daemons.find_or_adopt(output.say)
+    if daemon is not None:
+        return daemon
+    for word in words:
+        model_name(word)
+    raise DaemonUnreachable(
+        "the daemon is not running",
+        "flexlab up MODEL starts it with a model, flexlab serve without one",
+        code="not_running",
+    )

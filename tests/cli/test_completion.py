@@ -60,6 +60,8 @@ def test_bash_completes_verbs_options_values_and_models(env: dict[str, str], hom
         "flexlab run smollm2 smollm2-": "",
         "flexlab up smollm2 smollm2-": "",
         "flexlab help comp": "completion",
+        "flexlab disab": "disable",
+        "flexlab keep smollm2 smollm2-": "smollm2-135m",
         "flexlab gpus --wa": "--watch",
         "flexlab gpus --interval 2 --sys": "--sysroot",
     }

@@ -50,7 +50,11 @@ def test_an_unknown_verb_suggests_the_near_one(flexlab: Flexlab) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [("up",), ("run",), ("pull",), ("rm",), ("down",), ("logs",), ("up", "--bogus"), ("--bogus",)],
+    [
+        *((verb,) for verb in ("up", "run", "pull", "rm", "down", "logs", "pin", "disable")),
+        ("up", "--bogus"),
+        ("--bogus",),
+    ],
 )
 def test_wrong_words_give_the_usage_line_and_exit_2(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
