@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flexlab.core.units import say_bytes
 from flexlab.scheduler.moves import Moves
+from flexlab.scheduler.policy import ROUNDING_S
 from flexlab.scheduler.state import Instance, PoolAccount
 from flexlab.spec.instance import MemoryUse
 
@@ -110,7 +111,7 @@ class Accounts(Moves):
         """
         for pool in self.pools.values():
             since = pool.pressed_since
-            if since is None or now - since < self.policy.pressed_s:
+            if since is None or now - since < self.policy.pressed_s - ROUNDING_S:
                 continue
             on_it = [i for i in self.instances.values() if pool.id in i.claims]
             if any(i.state == "stopping" for i in on_it):
@@ -120,9 +121,11 @@ class Accounts(Moves):
                 for i in on_it
                 if i.state == "ready" and not i.leases and not i.external
                 if not self.models[i.model].pinned and i.idle_since is not None
+                if "unknown" not in i.conditions
             ]
             if idle:
                 first = min(idle, key=lambda one: one.idle_since or 0.0)
+                self.models[first.model].took = {name: first.held(name) for name in first.claims}
                 self._stop(first, "the host has less free memory than its reserve")
                 pool.pressed_since = now
 

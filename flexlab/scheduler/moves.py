@@ -96,6 +96,8 @@ class Moves:
         model = self.models[instance.model]
         if instance.idle_since is None or instance.external or instance.state != "ready":
             return None
+        if "unknown" in instance.conditions:  # a stop could not be confirmed (rule 19)
+            return None
         if "stale" in instance.conditions:
             return None if model.pinned else instance.idle_since + self.policy.linger_s
         if instance.is_replica:
@@ -162,7 +164,14 @@ class Moves:
                 left.append(waiter)
         self._set_waiters(model, left)
         if left:
-            model.waits_for = f"{model.name} lets in {model.max_in_flight} requests at a time"
+            model.waits_for = self._limit_in_words(model)
+
+    def _limit_in_words(self, model: Model) -> str:
+        limit = model.max_in_flight
+        whose = ""
+        if limit is None:
+            limit, whose = self.policy.max_in_flight_per_key, " of one key"
+        return f"{model.name} lets in {limit} request{'' if limit == 1 else 's'}{whose} at a time"
 
     def _least_busy(self, instance: Instance) -> Instance:
         """Among the instances of a model that admit, the one with the fewest requests."""
@@ -266,7 +275,10 @@ class Moves:
         """Confirmed gone. Memory of a card is watched until it is seen free (rule 10)."""
         self.epoch += 1
         del self.instances[instance.id]
-        self._by_model[instance.model].remove(instance)
+        left = self._by_model[instance.model]
+        left.remove(instance)
+        if left and not instance.is_replica:
+            left[0].is_replica = False  # it is the first now
         now = self._clock()
         for name in instance.claims:
             pool = self.pools.get(name)
@@ -275,7 +287,9 @@ class Moves:
             size = instance.held(name)
             # Only what was seen to be used can be seen to be free again.
             if size and instance.ready_at is not None:
-                below = pool.used_bytes - min(size, instance.measured.get(name, size)) // 2
+                # Others that leave at this moment make the same reading lower, too.
+                before = pool.used_bytes - sum(one.size_bytes for one in pool.leaving)
+                below = before - min(size, instance.measured.get(name, size)) // 2
                 until = now + self.policy.freed_within_s
                 pool.leaving.append(Leaving(instance.model, size, until, below))
 

@@ -42,14 +42,18 @@ def occupancy(
         for pool in pools.values()
     }
     occupants = [occupant(i, models[i.model], now, policy) for i in instances.values()]
-    occupants += [_leaving(one, pool.id) for pool in pools.values() for one in pool.leaving]
+    occupants += [
+        _leaving(one, pool.id, index)
+        for pool in pools.values()
+        for index, one in enumerate(pool.leaving)
+    ]
     return Occupancy(rooms=rooms, occupants=tuple(occupants), unknown=unknown)
 
 
-def _leaving(one: Leaving, pool: str) -> Occupant:
+def _leaving(one: Leaving, pool: str, index: int) -> Occupant:
     """What is gone and still to be seen free: nobody can hurry it, and everybody waits for it."""
     return Occupant(
-        instance=f"{one.model} (its memory)",
+        instance=f"{one.model} (its memory in {pool}, {index})",
         model=f"{one.model} (its memory)",
         phase="stopping",
         priority=0,
@@ -72,10 +76,8 @@ def occupant(instance: Instance, model: Model, now: float, policy: Policy) -> Oc
         devices=instance.candidate.devices,
         group=instance.candidate.group,
         group_with_card=instance.candidate.group_with_card,
-        pinned=(model.pinned and not instance.is_replica)
-        or instance.external
-        or stuck
-        or unreachable,
+        pinned=(model.pinned and not instance.is_replica) or instance.external or stuck,
+        is_unreachable=unreachable,
         in_flight=len(instance.leases),
         waiting=len(model.waiters),
         idle_s=None if instance.idle_since is None else now - instance.idle_since,

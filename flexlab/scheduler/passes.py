@@ -15,7 +15,7 @@ from flexlab.scheduler.place import Asker, Occupancy, place
 from flexlab.scheduler.policy import drain_s, turn_s
 from flexlab.scheduler.state import NEVER, Instance, Model, Preparing, new_id
 from flexlab.scheduler.warm import Warm, warm_set
-from flexlab.spec.plan import Candidates, Placement, Refusal, Wait
+from flexlab.spec.plan import Candidate, Candidates, Placement, Refusal, Wait
 
 
 class Passes(Accounts):
@@ -119,6 +119,9 @@ class Passes(Accounts):
                     self._preempt(victim, model, now)
             else:
                 model.waits_for, model.blocked_by = answer.why, frozenset(answer.blocked_by)
+            self._hasten(model, answer.candidate, now)
+            if answer.candidate.runtime in self.unknown:
+                continue  # nobody can say when: others may have the memory meanwhile
             for need in answer.candidate.needs:
                 reserved[need.pool] = reserved.get(need.pool, 0) + need.total_bytes
 
@@ -179,6 +182,22 @@ class Passes(Accounts):
             self._to(victim, "draining", f"yields to {model.name}", until=now + bound_s)
         else:
             self._stop(victim, f"preempted by {model.name}")
+
+    def _hasten(self, model: Model, candidate: Candidate, now: float) -> None:
+        """Rule 5: who drains for a lower one gets no longer than this one grants by itself."""
+        places = {*(need.pool for need in candidate.needs), *candidate.devices}
+        for instance in [i for i in self.instances.values() if i.state == "draining"]:
+            wanted, loser = instance.drained_for, self.models[instance.model]
+            if wanted is None or self.models[wanted].priority >= model.priority or model.failures:
+                continue
+            if not places & {*instance.claims, *instance.candidate.devices}:
+                continue
+            bound_s = drain_s(
+                occupant(instance, loser, now, self.policy), model.priority, self.policy
+            )
+            until = min(instance.until or NEVER, now + bound_s)
+            instance.drained_for = loser.preempted_by = model.name
+            self._to(instance, "draining", f"yields to {model.name}", until=until)
 
     # -- who leaves by himself
 
@@ -244,8 +263,16 @@ class Passes(Accounts):
             answer = self._place(model.candidates, Asker(priority=model.priority), now, {})
             # What nobody of ours could make room for hurries nobody.
             model.awaits_memory = not isinstance(answer, Refusal)
-            if isinstance(answer, Placement) and not answer.victims:
+            if isinstance(answer, Placement) and not answer.victims and self._has_room(model):
                 self._start(model, answer, now)
+
+    def _has_room(self, model: Model) -> bool:
+        """For what it had when it was unloaded for want of memory, whatever is estimated."""
+        for name, size in model.took.items():
+            free = self.pools[name].free_bytes(self.held(name))
+            if free is not None and free < size:
+                return False
+        return True
 
     def _grow(self, now: float) -> None:
         """Rule 18: one more instance where all are busy, in free memory of other devices only."""

@@ -21,7 +21,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     usable_bytes: int | None
     """Total less reserve: what could ever be given out."""
     free_bytes: int | None
-    """Usable less foreign use and all claims."""
+    """Usable less foreign use and all claims; below 0 where those are more than there is."""
 
 
 class Occupancy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -81,11 +81,22 @@ def place(
                 waits.append(answer)
             else:
                 refusals.append(answer)
+        under_way = next((wait for wait in waits if wait.under_way), None)
         if found:
-            return min(found, key=lambda item: item[0])[1]
+            best = min(found, key=lambda item: item[0])[1]
+            if under_way is None or _is_sooner(best, under_way, occupancy):
+                return best
         if waits:
-            return waits[0]
+            return under_way or waits[0]
     return refusals[0]
+
+
+def _is_sooner(placement: Placement, wait: Wait, occupancy: Occupancy) -> bool:
+    """Than room that is being made already: nobody more is disturbed while that is under way."""
+    if not placement.victims:
+        return True
+    busy = {o.instance for o in occupancy.occupants if o.in_flight}
+    return bool(busy.intersection(wait.blocked_by)) and not busy.intersection(placement.victims)
 
 
 def _place_one(
@@ -116,6 +127,7 @@ def _place_one(
             candidate=candidate,
             blocked_by=tuple(o.instance for o in going),
             why=f"waits for {names} to be gone",
+            under_way=True,
         )
     return Placement(
         candidate=candidate,
@@ -278,21 +290,27 @@ def _cannot_now(
             if occupant.instance not in must_go and not _short(without):
                 ours.remove(occupant)  # it is not in the way of this one
                 freed = without
-        names = ", ".join(sorted({o.model for o in ours}))
         return Wait(
             candidate=candidate,
             blocked_by=tuple(o.instance for o in ours),
-            why=f"waits for {names} to finish" if names else "waits for models ahead of it",
+            why=_waits_for(ours),
         )
     pool = max(freed, key=lambda p: freed[p])
     room = occupancy.rooms[pool]
     return Refusal(
         code="no_memory",
         message=f"{candidate.model} needs {_gib(candidate.need(pool))} of {pool}; "
-        f"{_gib(room.free_bytes)} is free, the rest is held by other programs",
+        f"{_gib(max(0, room.free_bytes or 0))} is free, the rest is held by other programs",
         hint="close something, or ask for a smaller context: --set context_size=2048",
         retry_after_s=30.0,
     )
+
+
+def _waits_for(ours: Sequence[Occupant]) -> str:
+    names = ", ".join(sorted({o.model for o in ours}))
+    if any(o.is_unreachable for o in ours):
+        return f"waits for {names}, of which nothing is heard"
+    return f"waits for {names} to finish" if names else "waits for models ahead of it"
 
 
 def _gib(count: int | None) -> str:

@@ -12,6 +12,10 @@ import msgspec
 Phase = Literal["starting", "loading", "ready", "draining", "stopping"]
 
 
+ROUNDING_S = 1e-6
+"""Two times may differ by a hair less than what was added to one of them."""
+
+
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds; every one is a setting."""
 
@@ -52,6 +56,8 @@ class Occupant(msgspec.Struct, frozen=True, kw_only=True):
     group: str | None = None
     group_with_card: bool = False
     pinned: bool = False
+    is_unreachable: bool = False
+    """Its runtime does not answer: it cannot be made to go, and nobody knows for how long."""
     in_flight: int = 0
     waiting: int = 0
     """Waiters of its model: a loading instance without any counts as idle."""
@@ -88,14 +94,14 @@ def may_yield(
 
     `displaces_busy` False: for a model whose last start failed (rule 11).
     """
-    if occupant.pinned or occupant.phase == "stopping":
+    if occupant.pinned or occupant.is_unreachable or occupant.phase == "stopping":
         return False
     if occupant.phase in ("starting", "loading"):
         return occupant.waiting == 0 or (displaces_busy and priority > occupant.priority)
     if occupant.in_flight == 0:
         if occupant.is_replica:
             return True
-        lingered = occupant.idle_s is not None and occupant.idle_s >= policy.linger_s
+        lingered = occupant.idle_s is not None and occupant.idle_s >= policy.linger_s - ROUNDING_S
         return occupant.turn_over or lingered or priority > occupant.priority
     if not displaces_busy:
         return False

@@ -6,7 +6,7 @@ from flexlab.scheduler.passes import Passes
 from flexlab.scheduler.policy import back_off_s
 from flexlab.scheduler.state import Instance, Preparing
 from flexlab.spec.engine import OUT_OF_MEMORY
-from flexlab.spec.instance import Condition, Endpoint, RunState
+from flexlab.spec.instance import Condition, ConditionKind, Endpoint, RunState
 from flexlab.spec.lab import Progress
 from flexlab.spec.plan import Candidates, Refusal
 
@@ -156,6 +156,11 @@ class Reports(Passes):
         """Put a condition beside the state."""
         if found := self.instances.get(instance):
             found.conditions[condition.kind] = condition
+
+    def unmark(self, instance: str, kind: ConditionKind) -> None:
+        """Take a condition away."""
+        if found := self.instances.get(instance):
+            found.conditions.pop(kind, None)
 
     def runtime_lost(self, runtime: str, why: str) -> None:
         """Rule 19: it cannot be reached. Claims stay, what answers goes on, nothing starts."""

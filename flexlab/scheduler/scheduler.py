@@ -8,6 +8,7 @@ here awaits, so events are atomic and ordered, and no one looks first and acts l
 from __future__ import annotations
 
 import asyncio
+from math import nextafter
 
 from flexlab.scheduler.reports import Reports, stuck
 from flexlab.scheduler.state import (
@@ -18,7 +19,7 @@ from flexlab.scheduler.state import (
     Waiter,
 )
 from flexlab.spec.lease import Lease, Refused
-from flexlab.spec.plan import Refusal, Wishes
+from flexlab.spec.plan import Keep, Refusal, Wishes
 
 
 class Scheduler(Reports):
@@ -54,7 +55,7 @@ class Scheduler(Reports):
         self._judge_new_waiter(model, now, wants_download)
         future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         wait_s = self.policy.queue_timeout_s if deadline_s is None else deadline_s
-        first = now if since is None else min(since, now)
+        first = now if since is None else self._place_in_queue(model, min(since, now))
         waiter = Waiter(future, first, now + wait_s, wants_download, key)
         waiters = [*model.waiters, waiter]
         if since is not None:
@@ -63,6 +64,13 @@ class Scheduler(Reports):
         future.add_done_callback(lambda done: self._withdrawn(model, waiter, done))
         self._pass()
         return future
+
+    def _place_in_queue(self, model: Model, since: float) -> float:
+        """Of one that was cut: at the head, yet behind those that its model yielded to."""
+        winner = self.models.get(model.preempted_by or "")
+        if winner is None or not winner.waiters:
+            return since
+        return max(since, nextafter(winner.oldest, NEVER))
 
     def _judge_new_waiter(self, model: Model, now: float, wants_download: bool) -> None:
         if self.closing is not None:
@@ -125,7 +133,7 @@ class Scheduler(Reports):
         model = self.models[name]
         if wishes == model.wishes:
             return
-        model.wishes, model.candidates = wishes, None
+        model.wishes, model.candidates, model.took = wishes, None, {}
         for instance in self._of(name):
             if replace and instance.live and not instance.external:
                 self._drain(instance, "replaced: other settings were asked for")
@@ -192,8 +200,8 @@ class Scheduler(Reports):
         ending = [i for i in self._of(name) if not i.external]
         for instance in ending:
             if force:
+                self._stop(instance, "stopped by its user")  # first: nobody new enters
                 self._cut_leases(instance, stopped)
-                self._stop(instance, "stopped by its user")
             elif instance.live:
                 self._drain(instance, "stopped by its user")
             elif "stuck" in instance.conditions:
@@ -235,6 +243,31 @@ class Scheduler(Reports):
         model.since = self._clock()
         self._keep_or_not(self.models.setdefault(model.name, model))
         self._by_model.setdefault(model.name, [])
+
+    def revise(
+        self,
+        name: str,
+        *,
+        priority: int,
+        idle_timeout_s: float | None,
+        replicas: int,
+        max_in_flight: int | None,
+        keep: Keep,
+    ) -> None:
+        """What its recipe says now; what runs goes on."""
+        model = self.models[name]
+        model.priority, model.idle_timeout_s = priority, idle_timeout_s
+        model.replicas, model.max_in_flight = replicas, max_in_flight
+        if keep != model.keep:
+            model.keep, model.is_member = keep, True
+        model.restore_blocked = False
+        self._keep_or_not(model)
+        self._pass()
+
+    def replan(self, name: str) -> None:
+        """The next launch is planned anew: recipes or settings have changed."""
+        model = self.models[name]
+        model.candidates, model.restore_blocked = None, False
 
     def remove_model(self, name: str) -> None:
         """Forget a model that has neither instance nor waiter."""

@@ -180,6 +180,8 @@ class Model:
     """Of the warm set (rule 12); one that is warm and no member counts as cold."""
     known_needs: tuple[dict[str, int], ...] = ()
     """Of one that is kept warm: bytes per pool for each way to run it, as last planned."""
+    took: dict[str, int] = field(default_factory=dict)
+    """Bytes per pool that it had when it was unloaded for want of memory; less is no room."""
     awaits_memory: bool = False
     """Warm and out: others of ours hold what it would need to come back."""
     restore_blocked: bool = False
@@ -256,7 +258,10 @@ class PoolAccount:
         return usable if self.limit_bytes is None else min(usable, self.limit_bytes)
 
     def free_bytes(self, held_bytes: int) -> int | None:
-        """Rule 1: usable less foreign less what our instances hold; None while unknown."""
+        """Rule 1: usable less foreign less what our instances hold; None while unknown.
+
+        Below 0 where strangers or wrong estimates took more than there is.
+        """
         usable = self.usable_bytes
         if usable is None:
             return None
@@ -264,4 +269,4 @@ class PoolAccount:
         if self.total_bytes is not None:
             beside = self.total_bytes - self.reserve_bytes - (self.foreign_bytes or 0)
             unspoken = min(usable, beside)
-        return max(0, unspoken - held_bytes)
+        return unspoken - held_bytes

@@ -142,6 +142,7 @@ class Views:
 
     def _pool(self, pool: PoolAccount) -> PoolView:
         holders = [i for i in self._state.instances.values() if pool.id in i.claims]
+        free = pool.free_bytes(self._state.held(pool.id))
         return PoolView(
             id=pool.id,
             kind=pool.kind,
@@ -149,7 +150,7 @@ class Views:
             used_bytes=pool.used_bytes,
             reserve_bytes=pool.reserve_bytes,
             foreign_bytes=pool.foreign_bytes,
-            free_bytes=pool.free_bytes(self._state.held(pool.id)),
+            free_bytes=None if free is None else max(0, free),
             usable_bytes=pool.usable_bytes,
             claims={i.id: i.held(pool.id) for i in holders},
             sampled_at=pool.sampled_at,

@@ -228,6 +228,8 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     candidate: Candidate
     blocked_by: tuple[str, ...]
     why: str
+    under_way: bool = False
+    """Nobody else has to go: those that are in the way leave already."""
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
