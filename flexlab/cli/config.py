@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from flexlab import daemons
@@ -12,7 +11,7 @@ from flexlab.cli.table import Column
 from flexlab.core import paths
 from flexlab.core.errors import DaemonUnreachable, SettingsError
 from flexlab.core.text import counted
-from flexlab.core.units import show_bytes, show_seconds
+from flexlab.core.units import show_value
 
 if TYPE_CHECKING:
     from flexlab.core.settings import Loaded
@@ -60,7 +59,7 @@ def show(as_json: JsonOption = False) -> None:
         )
     elif not as_json:
         rows = [
-            [key, _readable(name, value), source]
+            [key, show_value(name, value), source]
             for (name, value), (key, source) in zip(values.items(), decided, strict=True)
         ]
         output.answer_table(COLUMNS, rows)
@@ -100,26 +99,14 @@ def _refuse(problems: list[str]) -> None:
 
 
 def _say_what_the_daemon_has_not_read() -> None:
+    """The daemon follows the file while it runs, but for what it was started with."""
     try:
-        changed_at = paths.settings_file().stat().st_mtime
         daemon = daemons.find(wait_s=0)
-        started_at = daemon.status().started_at if daemon else None
-    except (OSError, DaemonUnreachable):
+        pending = daemon.status().pending if daemon else ()
+    except DaemonUnreachable:
         return
-    if started_at is not None and changed_at > started_at:
+    if pending:
         output.say(
-            "note: the daemon was started before the file was changed, and goes on with the "
-            "earlier settings until flexlab down --daemon and the next flexlab up"
+            f"note: {', '.join(pending)} will count once the daemon is started anew: "
+            "flexlab down --daemon, then flexlab serve or the next flexlab up"
         )
-
-
-def _readable(name: str, value: Any) -> str:
-    if value is None:
-        return "automatic"
-    if name.endswith("_bytes") and isinstance(value, int):
-        return show_bytes(value)
-    if name.endswith("_s") and isinstance(value, int | float):
-        return show_seconds(value)
-    if isinstance(value, list):
-        return ", ".join(str(item) for item in value) or "none"
-    return value if isinstance(value, str) else json.dumps(value)

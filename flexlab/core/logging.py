@@ -64,6 +64,13 @@ class LogFile(RotatingFileHandler):
             return False
 
 
+def limit_log(max_bytes: int) -> None:
+    """Another size for the files that are logged to."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LogFile):
+            handler.maxBytes = max(max_bytes // 2, 1)
+
+
 @contextmanager
 def logging_to(path: Path, max_bytes: int, *, verbose: bool = False) -> Iterator[None]:
     """Send what is logged to `path`, and to stderr unless that is the same file.

@@ -185,6 +185,11 @@ class Loaded:
     warnings: tuple[str, ...] = ()
     """What is odd but stops nothing, such as a FLEXLAB_ variable that nobody reads."""
 
+    def options(self) -> dict[str, object]:
+        """What was given as an option: it beats every later reading of the file too."""
+        given = (name for name, source in self.sources.items() if source == "option")
+        return {name: getattr(self.settings, name) for name in given}
+
     def rows(self) -> list[tuple[str, Any, str]]:
         """Key, value and source of every setting, for `flexlab config show`."""
         return [
@@ -195,6 +200,11 @@ class Loaded:
 
 _KEY_OF_FIELD = dict(zip(Settings.model_fields, known_keys(Settings), strict=True))
 _FIELD_OF_KEY = {key: name for name, key in _KEY_OF_FIELD.items()}
+
+
+def key_of(field: str) -> str:
+    """What people write for a field: `idle_timeout` of `idle_timeout_s`."""
+    return _KEY_OF_FIELD[field]
 
 
 def load_settings(options: Mapping[str, object] | None = None) -> Loaded:

@@ -56,6 +56,21 @@ def say_bytes(count: int | float | None) -> str:
     return f"{short[:-1]} {short[-1]}iB"
 
 
+def show_value(field: str, value: object) -> str:
+    """A setting's value; the unit is in its field's name (`log_max_bytes`, `linger_s`)."""
+    if value is None:
+        return "automatic"
+    if field.endswith("_bytes") and isinstance(value, int):
+        return show_bytes(value)
+    if field.endswith("_s") and isinstance(value, int | float):
+        return show_seconds(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return ", ".join(str(item) for item in value) or "none"
+    return str(value)
+
+
 def show_seconds(seconds: float | None) -> str:
     """`0.4 s`, `5 s`, `3m 20s`, `15m`, `4d 3h`, without zero parts; `?` when unknown."""
     if seconds is None:

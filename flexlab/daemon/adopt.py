@@ -22,7 +22,7 @@ from flexlab.runtimes.base import Runtime
 from flexlab.scheduler.scheduler import Scheduler
 from flexlab.scheduler.state import Instance
 from flexlab.spec.instance import Condition, LaunchRecord
-from flexlab.spec.plan import Candidate, LaunchPlan, Need, Wishes
+from flexlab.spec.plan import Candidate, LaunchPlan, Need
 
 log = logging.getLogger(__name__)
 REAP_TIMEOUT_S = 5.0
@@ -122,7 +122,7 @@ class Adoption:
         self._scheduler.adopt(instance)
         self._launcher.watch(record.instance, loading=False)
         wishes = self._scheduler.models[model].wishes
-        why = await self._call("worker", _stale, record, model, self._registry, wishes)
+        why = await self._call("worker", self._registry.why_stale, model, wishes, record.plan.hash)
         if why is not None:
             condition = Condition(kind="stale", since=time.time(), why=why)
             self._scheduler.mark(record.instance, condition)
@@ -144,15 +144,6 @@ class Adoption:
                     text = f"{found.instance} is ended: it has no launch record"
                     self._launcher.note("instance", text)
                     await self._call(runtime.name, runtime.stop, found.ref, REAP_TIMEOUT_S)
-
-
-def _stale(record: LaunchRecord, model: str, registry: Registry, wishes: Wishes) -> str | None:
-    """Why the running plan is not what would be launched today; None when it is. Blocks."""
-    try:
-        same = registry.would_be(model, wishes, record.plan.hash)
-    except FlexLabError as error:
-        return f"it could not be planned again: {error.message}"
-    return None if same else "its plan has changed"
 
 
 def candidate_of(plan: LaunchPlan) -> Candidate:

@@ -76,6 +76,8 @@ class Lab:
         self.address = ""
         self.machine: Machine | None = None
         self.requests_total: Callable[[], int] = lambda: 0
+        self.pending: Callable[[], tuple[str, ...]] = lambda: ()
+        """Settings that count from the next start on."""
         self.observed: Callable[[int], tuple[RequestView, ...]] = lambda _last: ()
         """The gateway's: requests in flight, and the last so many that ended."""
         self.cancel_one: Callable[[str], RequestView] = no_such_request
@@ -90,7 +92,12 @@ class Lab:
     # -- gateway.routes.Lab
 
     def acquire(
-        self, name: str, *, client: str, capability: str | None = None
+        self,
+        name: str,
+        *,
+        client: str,
+        capability: str | None = None,
+        since: float | None = None,
     ) -> Lease | asyncio.Future[Lease]:
         """See gateway.routes.Lab. Raises Refused."""
         try:
@@ -101,7 +108,7 @@ class Lab:
         if capability is not None:
             self._models.require(model, capability)
         was_down = self.scheduler.models[model].held_down
-        lease = self.scheduler.acquire(model)
+        lease = self.scheduler.acquire(model, since=since)
         if was_down:
             self.launcher.tasks.spawn("save states", self._models.save_states())
         return lease
@@ -147,6 +154,7 @@ class Lab:
             started_at=self.started_at,
             installation=self.installation,
             holds=waiting + running + self._ups + len(self.registry.externals),
+            pending=self.pending(),
         )
 
     async def up(self, request: UpRequest) -> AsyncIterator[UpStep]:
@@ -156,13 +164,8 @@ class Lab:
         """
         self._ups += 1
         try:
-            in_use = {
-                m.name
-                for m in self.scheduler.models.values()
-                if self._models.is_busy(m) or m.keep == "warm"
-            }
             name = await self.launcher.threads.call(
-                "worker", self.registry.derive, request.model, in_use
+                "worker", self.registry.derive, request.model, self._models.in_use()
             )
             self._models.register(name)
             await self._models.look_again()

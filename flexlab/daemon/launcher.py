@@ -77,7 +77,7 @@ class Launcher:
         self.loading = Loading(runtimes, self.threads, registry)
         self.held: dict[str, LaunchRecord] = {}
         """Record of every instance that was launched and is not confirmed gone."""
-        self._settings = settings
+        self.settings = settings
         self._registry = registry
         self._runtimes = runtimes
         self._records = records
@@ -167,7 +167,7 @@ class Launcher:
             began = time.monotonic()
             await fetch(
                 planned.missing,
-                self._settings.models_dir,
+                self.settings.models_dir,
                 lambda progress: self.scheduler.progress(model, progress),
             )
             took_s = time.monotonic() - began
@@ -332,7 +332,7 @@ class Launcher:
             start = self._starting.get(instance)
             if start is not None:
                 start.cancel()
-                _, hangs = await asyncio.wait([start], timeout=self._settings.stop_timeout_s)
+                _, hangs = await asyncio.wait([start], timeout=self.settings.stop_timeout_s)
                 if hangs:
                     self._late.add(instance)
                     self.scheduler.stop_unconfirmed(instance)

@@ -57,7 +57,7 @@ def run(
             # Imported here: whoever finds another daemon need not load all of this one.
             from flexlab.daemon.service import serve
 
-            code = run_loop(serve(loaded.settings, externals, lock, ready))
+            code = run_loop(serve(loaded, externals, lock, ready))
         leave_hung_threads(code)
         return code
     except FlexLabError as error:

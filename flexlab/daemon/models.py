@@ -14,6 +14,7 @@ from flexlab.core.errors import FlexLabError
 from flexlab.daemon.files import ModelState, read_models, write_models
 from flexlab.daemon.registry import Registry
 from flexlab.daemon.tasks import Tasks, Threads
+from flexlab.recipes.schema import ModelRecipe
 from flexlab.scheduler.scheduler import Scheduler
 from flexlab.scheduler.state import Model
 from flexlab.scheduler.views import Known, Views
@@ -95,6 +96,30 @@ class Models:
             if name not in self._states:
                 model.keep = recipe.keep
         self._scheduler.add_model(model)
+
+    def follow(self, name: str, before: ModelRecipe | None) -> None:
+        """Its recipe has changed: what it says counts, but for what a user decided.
+
+        `before` is the recipe until now, None where there was none.
+        """
+        recipe, model = self._registry.recipe(name), self._scheduler.models[name]
+        follows = before is not None and model.keep == before.keep != recipe.keep
+        self._scheduler.revise(
+            name,
+            priority=recipe.priority,
+            idle_timeout_s=recipe.idle_timeout,
+            replicas=recipe.replicas,
+            max_in_flight=recipe.max_in_flight,
+            keep=recipe.keep if follows else model.keep,
+        )
+
+    def in_use(self) -> set[str]:
+        """Models whose recipe is kept although its file is gone."""
+        return {
+            model.name
+            for model in self._scheduler.models.values()
+            if self.is_busy(model) or model.keep == "warm"
+        }
 
     def forget(self, name: str) -> None:
         """A derived model that does not run; it is known again by its source."""

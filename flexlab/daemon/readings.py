@@ -28,7 +28,7 @@ class Readings:
         self._scheduler = scheduler
         self._launcher = launcher
         self._runtimes = runtimes
-        self._log_max_bytes = log_max_bytes
+        self.log_max_bytes = log_max_bytes
         self._read_ram = read_ram
 
     async def take(self) -> None:
@@ -50,4 +50,4 @@ class Readings:
         """Engines write for as long as they run; their logs do not grow for as long."""
         for record in list(self._launcher.held.values()):
             path = Path(record.log_path)
-            await self._launcher.threads.call("worker", rotate, path, self._log_max_bytes)
+            await self._launcher.threads.call("worker", rotate, path, self.log_max_bytes)

@@ -6,13 +6,14 @@ Joins the catalogue, the store of weights and the machine into what planning nee
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
-from flexlab.core.errors import SettingsError, UnknownModel, WeightsError
+from flexlab.core.errors import FlexLabError, SettingsError, UnknownModel, WeightsError
 from flexlab.core.near import near
 from flexlab.core.settings import Settings
 from flexlab.daemon.claims import Claims
@@ -99,6 +100,19 @@ class Registry:
     def _recipes(self) -> dict[str, ModelRecipe]:
         found = {recipe.name: recipe for recipe in self._catalogue.models()}
         return self._kept | found | self._derived
+
+    def recipes(self) -> dict[str, ModelRecipe]:
+        """Every model's recipe as it was read last."""
+        return self._recipes()
+
+    def problems(self) -> list[str]:
+        """Recipe files that are left out, and why. Blocks."""
+        return [str(problem) for problem in self._catalogue.problems]
+
+    def use(self, settings: Settings) -> None:
+        """Plan by these settings from now on."""
+        self.settings = settings
+        self._seen = None
 
     def refresh(self, in_use: Collection[str] = ()) -> None:
         """Read the recipes again: a file may have come, gone or changed. Blocks.
@@ -269,6 +283,26 @@ class Registry:
         claims = {need.pool: need.total_bytes for need in candidate.needs}
         grant = Grant(devices=candidate.devices, claims=claims)
         return self.render(candidate, grant).hash == plan_hash
+
+    def why_stale(self, model: str, wishes: Wishes, plan_hash: str) -> str | None:
+        """Why what runs by this plan would not be launched like that now; None when it would.
+
+        As any of the ways to run the model: which of them was taken depended on who ran beside it.
+        Blocks.
+        """
+        try:
+            planned = self.plan(model, wishes)
+        except FlexLabError as error:
+            return f"it could not be planned again: {error.message}"
+        if planned.candidates.refusal is not None:
+            return f"it could not be planned again: {planned.candidates.refusal.message}"
+        for candidate in planned.candidates.items:
+            claims = {need.pool: need.total_bytes for need in candidate.needs}
+            grant = Grant(devices=candidate.devices, claims=claims)
+            with contextlib.suppress(FlexLabError):  # its weights are not here
+                if self.render(candidate, grant).hash == plan_hash:
+                    return None
+        return "its plan has changed"
 
     def sources_of(self, model: str) -> set[str]:
         """Where the weights of a model come from, all its variants together."""

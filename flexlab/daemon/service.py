@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from flexlab import __version__
 from flexlab.core import paths
 from flexlab.core.errors import EXIT_OK
-from flexlab.core.settings import Settings
+from flexlab.core.logging import limit_log
+from flexlab.core.settings import Loaded, Settings
 from flexlab.daemon.adopt import Adoption
 from flexlab.daemon.claims import Claims
 from flexlab.daemon.events import EventLog
@@ -28,6 +29,7 @@ from flexlab.daemon.models import Models
 from flexlab.daemon.readings import Readings
 from flexlab.daemon.readypipe import ReadyPipe
 from flexlab.daemon.registry import Registry
+from flexlab.daemon.reload import LOOK_S, Reload
 from flexlab.gateway.control import ControlServer
 from flexlab.gateway.proxy import Gateway
 from flexlab.gateway.routes import Router
@@ -57,11 +59,9 @@ ENDING = Refusal(
 )
 
 
-async def serve(
-    settings: Settings, externals: Mapping[str, str], lock: Lock, ready: ReadyPipe
-) -> int:
+async def serve(loaded: Loaded, externals: Mapping[str, str], lock: Lock, ready: ReadyPipe) -> int:
     """Run until a signal or `shutdown`. Raises ProxyError when the port is taken."""
-    service = Service(settings, externals)
+    service = Service(loaded.settings, externals, options=loaded.options())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, service.stop, ShutdownRequest(why=number.name))
@@ -113,12 +113,16 @@ class Service:
         settings: Settings,
         externals: Mapping[str, str],
         *,
+        options: Mapping[str, object] | None = None,
         runtimes: Mapping[str, Runtime] | None = None,
         detect: Callable[[], Machine] | None = None,
         read_ram: Callable[[], Pool] = sample_ram,
         hardware_command: Sequence[str] | None = None,
     ) -> None:
-        """`hardware_command` starts another hardware helper than FlexLab's own."""
+        """`options`: settings that beat the file at every later reading of it too.
+
+        `hardware_command` starts another hardware helper than FlexLab's own.
+        """
         loop = asyncio.get_running_loop()
         state = paths.private_dir(paths.state_dir())
         self.settings = settings
@@ -167,13 +171,24 @@ class Service:
             self.installation,
             self.stop,
         )
-        self.gateway = Gateway(Router(self.lab, settings), max_body_bytes=settings.max_body_bytes)
+        self.router = Router(self.lab, settings)
+        self.gateway = Gateway(self.router, max_body_bytes=settings.max_body_bytes)
         self.lab.requests_total = lambda: self.gateway.observer.requests_total
         self.models.speed_of = self.gateway.observer.speed_of
         self.control = ControlServer(self.lab)
         self.readings = Readings(
             self.scheduler, self.launcher, self.runtimes, settings.log_max_bytes, read_ram
         )
+        self.reload = Reload(
+            settings,
+            options or {},
+            self.registry,
+            self.scheduler,
+            self.models,
+            self.launcher,
+            self._apply,
+        )
+        self.lab.pending = lambda: self.reload.pending
         self._told: asyncio.Future[ShutdownRequest] = loop.create_future()
 
     async def start(self, lock: Lock) -> None:
@@ -202,6 +217,7 @@ class Service:
         if self.registry.externals:
             tasks.every(EXTERNALS_S, "external servers", self.externals.look)
         tasks.every(LOGS_S, "log rotation", self.readings.rotate_logs)
+        tasks.every(LOOK_S, "settings and recipes", self.reload.look)
         tasks.every(NEW_GPUS_S, "new GPUs", self._look_for_new_gpus)
         tasks.every(SOCKET_S, "control socket", lambda: self._be_reachable(lock))
         self.launcher.note("daemon", f"FlexLab {__version__} listens on {self.lab.address}")
@@ -210,13 +226,18 @@ class Service:
         gc.freeze()  # what start-up made lives as long as we do: keep it out of every collection
 
     async def _detect(self) -> None:
-        """What is here. Live readings begin with the first GPU; pools that were known stay."""
+        """What is here. Live readings begin with the first GPU.
+
+        Of pools that were known, only what the settings keep and allow of them is new.
+        """
         machine = await self.launcher.threads.call("worker", self.registry.machine)
         self.lab.machine = machine
         self.gpu_readings.begin(machine)
         for pool in machine.pools:
-            if pool.id not in self.scheduler.pools:
+            if (known := self.scheduler.pools.get(pool.id)) is None:
                 self.scheduler.add_pool(PoolAccount.of(pool))
+            else:
+                known.reserve_bytes, known.limit_bytes = pool.reserve_bytes, pool.budget_bytes
         if machine.gpus and not self._watches_gpus:
             self._watches_gpus = True
             self.hardware.start()
@@ -226,6 +247,22 @@ class Service:
         if self.gpu_readings.has_changed:
             log.info("the GPUs of this machine changed; looking again")
             await self._detect()
+
+    async def _apply(self, settings: Settings, changed: frozenset[str]) -> None:
+        """Tell every part of settings that have changed."""
+        self.settings = self.lab.settings = self.launcher.settings = settings
+        self.registry.use(settings)
+        self.scheduler.policy = policy_of(settings)
+        self.gateway.max_body_bytes = settings.max_body_bytes
+        self.router.admit(settings)
+        self.readings.log_max_bytes = settings.log_max_bytes
+        for runtime in self.runtimes.values():
+            if isinstance(runtime, ProcessRuntime):
+                runtime.log_max_bytes = settings.log_max_bytes
+        limit_log(settings.log_max_bytes)
+        if changed & {"ram_reserve_bytes", "ram_limit_bytes"}:
+            await self._detect()
+        self.scheduler.tick()
 
     async def _listen(self, lock: Lock) -> None:
         path = paths.socket_path()

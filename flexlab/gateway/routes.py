@@ -36,6 +36,8 @@ INFERENCE_PATHS = {
 _LIST_PATHS = ("/v1/models", "/models")
 _UPSTREAM = b"/upstream/"
 _SHORTCUT_FROM_BYTES = 64 * 1024
+_NAME_SHOWN = 256
+"""Characters of a name that was asked for, which may be anything, that are remembered."""
 
 
 class Lab(Protocol):
@@ -44,12 +46,18 @@ class Lab(Protocol):
     started_at: float
 
     def acquire(
-        self, name: str, *, client: str, capability: str | None = None
+        self,
+        name: str,
+        *,
+        client: str,
+        capability: str | None = None,
+        since: float | None = None,
     ) -> Lease | asyncio.Future[Lease]:
         """A lease on a ready instance, or a future one. Raises (or resolves to) Refused.
 
-        `capability` is what the route asks of a model (`chat`, ...). Cancelling the future
-        withdraws the wish."""
+        `capability` is what the route asks of a model (`chat`, ...); `since` the loop time at
+        which a request first came that was cut and asks again. Cancelling the future withdraws
+        the wish."""
 
     def models(self) -> Sequence[ModelView]: ...
 
@@ -104,6 +112,10 @@ class Router:
         self._one_model = Rule("/v1/models/{model}", read, self._show_model)
         self._raw = Rule("/upstream", (), self._pass_raw)
 
+    def admit(self, settings: Listening) -> None:
+        """Who may ask from now on."""
+        self._access = Access(settings.host, settings.allow_origins)
+
     # -- the seam to the data plane
 
     def judge(self, head: Head) -> Answer | None:
@@ -152,8 +164,11 @@ class Router:
             if found is msgspec.UNSET or not found:
                 return _bad_body("'model' is missing: which model is asked?", "missing_model")
             name = found
+        head.model = name[:_NAME_SHOWN]
         capability = INFERENCE_PATHS.get(head.route)
-        return self._lab.acquire(name, client=head.client, capability=capability)
+        return self._lab.acquire(
+            name, client=head.client, capability=capability, since=head.since
+        )
 
     def _pass_raw(self, head: Head, body: bytes) -> Outcome:
         """`/upstream/MODEL/...`: what follows the name goes to the engine as it came."""
@@ -168,7 +183,8 @@ class Router:
             if name in known:
                 rest = b"/" + b"/".join(segments[count:])
                 head.upstream_target = rest + b"?" + head.query if head.query else rest
-                return self._lab.acquire(name, client=head.client)
+                head.model = name
+                return self._lab.acquire(name, client=head.client, since=head.since)
         return self._no_model(_decoded(segments[0]))
 
     # -- what the gateway answers itself

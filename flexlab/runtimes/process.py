@@ -66,7 +66,7 @@ class ProcessRuntime:
     ) -> None:
         """`module_for`: backend name -> engine module, for plans without a command."""
         self._module_for = {"llamacpp": LLAMACPP_MODULE} if module_for is None else module_for
-        self._log_max_bytes = log_max_bytes
+        self.log_max_bytes = log_max_bytes
         self._choose_port = choose_port
         self._starting = threading.Lock()
         self._watcher = ProcessWatcher()
@@ -186,7 +186,7 @@ class ProcessRuntime:
         self, words: Sequence[str], environment: dict[str, str], log_path: Path, key_fd: int | None
     ) -> ProcessRef:
         try:
-            log_fd = logfile.open_for_engine(log_path, self._log_max_bytes)
+            log_fd = logfile.open_for_engine(log_path, self.log_max_bytes)
         except OSError as error:
             raise LaunchError(
                 f"cannot write the engine's log {log_path}: {error.strerror}",

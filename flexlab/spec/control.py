@@ -49,6 +49,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
     installation: str
     holds: int
+    pending: tuple[str, ...] = ()
+    """Settings of the file that count from the daemon's next start on."""
 
 
 class UpRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +156,8 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     status: int | None = None
     tokens_in: int | None = None
     tokens_out: int | None = None
+    tokens_per_s: float | None = None
+    """After the first token; of a streamed answer only."""
     bytes_in: int = 0
     bytes_out: int = 0
     how: str | None = None

@@ -91,6 +91,8 @@ class FakeDaemon:
         """Until it is set, an answer does not begin."""
         self.finish_reason = "stop"
         self.started_at = time.time() - 90
+        self.pending: tuple[str, ...] = ()
+        """Settings that count from its next start on."""
 
     def __enter__(self) -> FakeDaemon:
         paths.private_dir(paths.state_dir())
@@ -242,7 +244,7 @@ def _control_handler(daemon: FakeDaemon) -> type[_Handler]:
             daemon.requests.append((f"POST {self.path}", body))
             if self.refused(self.path):
                 return
-            if self.path == "/up":
+            if self.path in ("/up", "/restart"):
                 self.up()
             elif self.path == "/shutdown":
                 self.answer(
@@ -326,6 +328,7 @@ def _status(daemon: FakeDaemon) -> dict[str, Any]:
         "pid": os.getpid(),
         "address": daemon.address,
         "started_at": daemon.started_at,
+        "pending": daemon.pending,
         "installation": "test",
         "holds": len(daemon.instances),
     }

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 
 import pytest
 from cli_process import Flexlab
@@ -53,18 +51,15 @@ def test_config_show_still_shows_what_is_right(flexlab_here: Flexlab) -> None:
     assert "hint: flexlab config show" not in shown.stderr
 
 
-@pytest.mark.parametrize("age_s", [-60, 60])
-def test_config_show_says_what_the_daemon_has_not_read(
-    flexlab_here: Flexlab, daemon: FakeDaemon, age_s: float
+@pytest.mark.parametrize("pending", [(), ("host", "port")])
+def test_config_show_says_what_counts_from_the_next_start_of_the_daemon_on(
+    flexlab_here: Flexlab, daemon: FakeDaemon, pending: tuple[str, ...]
 ) -> None:
-    paths.config_dir().mkdir(parents=True)
-    paths.settings_file().write_text("port: 9000\n")
-    changed_at = time.time()
-    os.utime(paths.settings_file(), (changed_at, changed_at))
-    daemon.started_at = changed_at - age_s
+    daemon.pending = pending
     shown = flexlab_here("config", "show")
     assert shown.returncode == 0
-    assert ("flexlab down --daemon" in shown.stderr) == (age_s > 0)
+    assert ("host, port" in shown.stderr) == bool(pending)
+    assert ("flexlab down --daemon" in shown.stderr) == bool(pending)
 
 
 def test_commands_that_read_no_settings_warn_of_variables_that_do_not_count(

@@ -45,6 +45,7 @@ async def start(world: DemoWorld) -> AsyncIterator[Start]:
         service = Service(
             Settings(port=0, **settings),
             {},
+            options={"port": 0, **settings},
             runtimes={"process": DemoRuntime(world, name="process")},
             detect=demo_machine if root is None else partial(detect, root),
             read_ram=demo_ram if root is None else partial(sample_ram, root),

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from daemon_lab import Start, write_recipe
 
-from flexlab.cli import variables
 from flexlab.core.settings import Settings
 from flexlab.daemon.service import policy_of
 from flexlab.scheduler.policy import Policy
@@ -23,11 +22,6 @@ def test_a_number_that_is_set_is_the_one_that_counts(field: str) -> None:
     assert getattr(policy, field) == told
     others = [name for name in NUMBERS if getattr(policy, name) != getattr(Policy(), name)]
     assert others == [field], "nothing else changes with it, and the defaults are the rules'"
-
-
-def test_a_wrong_number_in_a_variable_is_known_without_reading_the_settings() -> None:
-    keys = {field.alias or name for name, field in Settings.model_fields.items()}
-    assert {key.upper() for key in keys} == set(variables.KNOWN) - set(variables.NO_SETTINGS)
 
 
 async def test_replicas_and_the_limit_of_a_recipe_reach_the_scheduler(
