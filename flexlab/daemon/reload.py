@@ -127,9 +127,9 @@ class Reload:
             )
         self.pending = pending
         await self._apply(self._settings, frozenset(changed))
+        self._tell(name, was_wrong=was_wrong, news=news)
         if PLANNED & set(changed):
             await self._judge_plans(None)
-        self._tell(name, was_wrong=was_wrong, news=news)
 
     # -- recipes
 
@@ -144,7 +144,6 @@ class Reload:
         for name in changed & now.keys():
             self._models.follow(name, before.get(name))
         await self._models.look_again()
-        await self._judge_plans(None if others else changed)
         news = list(_changes(before, now))
         if others:
             news.append("recipes of engines or cards changed")
@@ -156,6 +155,7 @@ class Reload:
             self._note("settings", text, why="\n".join(sorted(new)))
         if news or (were - wrong and not new):
             self._tell("recipes", was_wrong=bool(were - wrong) and not new, news=news)
+        await self._judge_plans(None if others else changed)
 
     async def _judge_plans(self, names: Collection[str] | None) -> None:
         """Mark what runs on another plan than it would get now; None: of all models."""
