@@ -43,6 +43,14 @@ class Terminal:
             self.seen += os.read(self.fd, 65536).decode(errors="replace")
         self.seen = self.seen.split(text, 1)[1]
 
+    def until_it_waits(self, deadline_s: float = 20) -> None:
+        """Until the program sleeps: a signal that comes between the prompt and the waiting for
+        a key is noticed by CPython's readline with the next key only."""
+        deadline = time.monotonic() + deadline_s
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "S":
+            assert time.monotonic() < deadline, "it never waits"
+
     def exit_code(self) -> int:
         return self.process.wait(20)
 

@@ -52,6 +52,7 @@ def test_ctrl_c_stops_the_answer_and_a_second_one_leaves(
     chat.expect("(stopped)")
     chat.expect("> ")
     assert daemon.chat_left.wait(10)
+    chat.until_it_waits()
     chat.process.send_signal(signal.SIGINT)
     assert chat.exit_code() == 0
 
