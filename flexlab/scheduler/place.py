@@ -6,8 +6,9 @@ a worse class of candidate is never taken merely because a better one needs an i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import Protocol
 
 import msgspec
 
@@ -24,15 +25,31 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     """Usable less foreign use and all claims; below 0 where those are more than there is."""
 
 
+class Seen(Protocol):
+    """Who holds what at this moment, as placement asks for it."""
+
+    @property
+    def rooms(self) -> Mapping[str, Room]: ...
+
+    @property
+    def reserved(self) -> Mapping[str, int]:
+        """Bytes per pool that a model ahead in the queue waits for (rule 7)."""
+
+    @property
+    def unknown(self) -> Mapping[str, str]:
+        """Runtimes that cannot be reached: nothing new starts there (rule 19)."""
+
+    def near(self, candidate: Candidate) -> list[Occupant]:
+        """Instances of other models that share a pool or a device with it."""
+
+
 class Occupancy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Who holds what at this moment."""
+    """All of it at once."""
 
     rooms: dict[str, Room]
     occupants: tuple[Occupant, ...] = ()
     reserved: dict[str, int] = {}
-    """Bytes per pool that a model ahead in the queue waits for (rule 7)."""
     unknown: dict[str, str] = {}
-    """Runtimes that cannot be reached: nothing new starts there (rule 19)."""
 
     @cached_property
     def _by_place(self) -> dict[str, list[Occupant]]:
@@ -44,10 +61,19 @@ class Occupancy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return found
 
     def near(self, candidate: Candidate) -> list[Occupant]:
-        """Instances of other models that share a pool or a device with it."""
-        places = dict.fromkeys([*(need.pool for need in candidate.needs), *candidate.devices])
-        found = {one.instance: one for place in places for one in self._by_place.get(place, ())}
-        return [one for one in found.values() if one.model != candidate.model]
+        by_place = self._by_place
+        return others_at([by_place.get(place, ()) for place in places_of(candidate)], candidate)
+
+
+def places_of(candidate: Candidate) -> tuple[str, ...]:
+    """The pools and devices that it would be on."""
+    return (*(need.pool for need in candidate.needs), *candidate.devices)
+
+
+def others_at(lists: Sequence[Sequence[Occupant]], candidate: Candidate) -> list[Occupant]:
+    """Those of all the lists, once each, that are not of the same model."""
+    found = {one.instance: one for some in lists for one in some}
+    return [one for one in found.values() if one.model != candidate.model]
 
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,77 +84,92 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
     """False for a model whose last start failed (rule 11)."""
 
 
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What one candidate comes to."""
+
+    candidate: Candidate
+    victims: tuple[Occupant, ...] | None = None
+    """Who must yield; None: it cannot be placed now."""
+    said: Wait | Refusal | None = None
+    """Why not; None: it depends on who is in its way, and is asked only where it matters."""
+    awaits_busy: bool = False
+    """Of what it waits for, which leaves already, something still works."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Room is being made for it already."""
+        return isinstance(self.said, Wait) and self.said.under_way
+
+    @property
+    def cost(self) -> tuple[float, ...]:
+        """Rule 4: without victims before with, then fewest busy, lowest priority, shortest
+        reload."""
+        victims = self.victims or ()
+        return (
+            bool(victims),
+            sum(o.in_flight > 0 for o in victims),
+            max((o.priority for o in victims), default=0),
+            sum(o.load_s for o in victims),
+        )
+
+
 def place(
-    candidates: Candidates, occupancy: Occupancy, policy: Policy, asker: Asker
+    candidates: Candidates, occupancy: Seen, policy: Policy, asker: Asker
 ) -> Placement | Wait | Refusal:
     """The best possible placement now, or what it waits for, or why it can never be."""
+
+    def judge_it(index: int) -> Answer:
+        return judge(candidates.items[index], occupancy, policy, asker)
+
+    return choose(candidates, occupancy, judge_it)
+
+
+def choose(
+    candidates: Candidates, occupancy: Seen, answer_of: Callable[[int], Answer]
+) -> Placement | Wait | Refusal:
+    """As `place`; `answer_of(index)` judges a candidate, or knows the answer already."""
     if not candidates.items:
         return candidates.refusal or Refusal(
             code="no_candidate", message=f"nothing here can run {candidates.model}"
         )
-    refusals: list[Refusal] = []
-    waits: list[Wait] = []
-    by_class: dict[int, list[Candidate]] = {}
-    for candidate in candidates.items:
-        by_class.setdefault(candidate.preference, []).append(candidate)
+    refusal: Refusal | None = None
+    by_class: dict[int, list[int]] = {}
+    for index, candidate in enumerate(candidates.items):
+        by_class.setdefault(candidate.preference, []).append(index)
     for preference in sorted(by_class):
-        found: list[tuple[tuple[float, ...], Placement]] = []
-        for index, candidate in enumerate(by_class[preference]):
-            answer = _place_one(candidate, occupancy, policy, asker)
-            if isinstance(answer, Placement):
-                found.append(((*_cost(answer, occupancy), index), answer))
-            elif isinstance(answer, Wait):
-                waits.append(answer)
-            else:
-                refusals.append(answer)
-        under_way = next((wait for wait in waits if wait.under_way), None)
-        if found:
-            best = min(found, key=lambda item: item[0])[1]
-            if under_way is None or _is_sooner(best, under_way, occupancy):
-                return best
-        if waits:
-            return under_way or waits[0]
-    return refusals[0]
+        best: Answer | None = None
+        best_cost: tuple[float, ...] = ()
+        others: list[Answer] = []
+        for index in by_class[preference]:
+            answer = answer_of(index)
+            if answer.victims is None:
+                others.append(answer)
+            elif not answer.victims:
+                return _placement(answer)  # nothing costs less, and the first of these counts
+            elif best is None or answer.cost < best_cost:
+                best, best_cost = answer, answer.cost
+        under_way = next((one for one in others if one.is_under_way), None)
+        if best is not None and (under_way is None or _is_sooner(best, under_way)):
+            return _placement(best)
+        for answer in others if under_way is None else [under_way]:
+            said = answer.said or _why_not_now(answer.candidate, occupancy)
+            if isinstance(said, Wait):
+                return said
+            refusal = refusal or said
+    assert refusal is not None, "a candidate is placed, waits or is refused"
+    return refusal
 
 
-def _is_sooner(placement: Placement, wait: Wait, occupancy: Occupancy) -> bool:
+def _is_sooner(best: Answer, under_way: Answer) -> bool:
     """Than room that is being made already: nobody more is disturbed while that is under way."""
-    if not placement.victims:
-        return True
-    busy = {o.instance for o in occupancy.occupants if o.in_flight}
-    return bool(busy.intersection(wait.blocked_by)) and not busy.intersection(placement.victims)
+    return under_way.awaits_busy and not any(o.in_flight for o in best.victims or ())
 
 
-def _place_one(
-    candidate: Candidate, occupancy: Occupancy, policy: Policy, asker: Asker
-) -> Placement | Wait | Refusal:
-    others = occupancy.near(candidate)
-    never = _never_fits(candidate, occupancy, others)
-    if never is not None:
-        return never
-    if (why := occupancy.unknown.get(candidate.runtime)) is not None:
-        return Wait(candidate=candidate, blocked_by=(), why=f"waits for {candidate.runtime}: {why}")
-    must_go = {o.instance for o in others if _same_group(candidate, o)}
-    missing = _missing(candidate, occupancy)
-    going = [o for o in others if o.phase == "stopping" or o.settling]
-    for occupant in going:
-        for pool in missing:
-            missing[pool] -= occupant.claims.get(pool, 0)
-    pending = bool(going) and (
-        any(o.instance in must_go for o in going) or _short(_missing(candidate, occupancy))
-    )
-    must_go -= {o.instance for o in going}
-    victims = _victims(others, must_go, missing, policy, asker)
-    if victims is None:
-        return _cannot_now(candidate, occupancy, others, must_go)
-    if pending and not victims:
-        names = ", ".join(sorted({o.model for o in going}))
-        return Wait(
-            candidate=candidate,
-            blocked_by=tuple(o.instance for o in going),
-            why=f"waits for {names} to be gone",
-            under_way=True,
-        )
+def _placement(answer: Answer) -> Placement:
+    candidate, victims = answer.candidate, answer.victims or ()
+    because = "fits in free memory"
+    if victims:
+        because = "after " + ", ".join(sorted({o.model for o in victims})) + " has yielded"
     return Placement(
         candidate=candidate,
         grant=Grant(
@@ -136,15 +177,56 @@ def _place_one(
             claims={need.pool: need.total_bytes for need in candidate.needs},
         ),
         victims=tuple(o.instance for o in victims),
-        because="fits in free memory"
-        if not victims
-        else "after " + ", ".join(sorted({o.model for o in victims})) + " has yielded",
+        because=because,
     )
 
 
-def _missing(
-    candidate: Candidate, occupancy: Occupancy, *, reserved: bool = True
-) -> dict[str, int]:
+def judge(candidate: Candidate, occupancy: Seen, policy: Policy, asker: Asker) -> Answer:
+    """One candidate by itself: depends on nothing but what is on its pools and devices."""
+    others = occupancy.near(candidate)
+    never = _never_fits(candidate, occupancy, others)
+    if never is not None:
+        return Answer(candidate=candidate, said=never)
+    if (why := occupancy.unknown.get(candidate.runtime)) is not None:
+        why = f"waits for {candidate.runtime}: {why}"
+        return Answer(candidate=candidate, said=Wait(candidate=candidate, blocked_by=(), why=why))
+    missing = _missing(candidate, occupancy)
+    must_go, going, pending = _in_the_way(candidate, others, missing)
+    victims = _victims(others, must_go, missing, policy, asker)
+    if victims is None:
+        return Answer(candidate=candidate)
+    if pending and not victims:
+        names = ", ".join(sorted({o.model for o in going}))
+        wait = Wait(
+            candidate=candidate,
+            blocked_by=tuple(o.instance for o in going),
+            why=f"waits for {names} to be gone",
+            under_way=True,
+        )
+        busy = any(o.in_flight for o in going)
+        return Answer(candidate=candidate, said=wait, awaits_busy=busy)
+    return Answer(candidate=candidate, victims=tuple(victims))
+
+
+def _in_the_way(
+    candidate: Candidate, others: Sequence[Occupant], missing: dict[str, int]
+) -> tuple[set[str], list[Occupant], bool]:
+    """(who must go for the groups' sake, who is on the way out, whether that is waited for).
+
+    Takes what leaves anyhow off `missing`.
+    """
+    must_go = {o.instance for o in others if _same_group(candidate, o)}
+    going = [o for o in others if o.phase == "stopping" or o.settling]
+    if not going:
+        return must_go, going, False
+    pending = _short(missing) or any(o.instance in must_go for o in going)
+    for occupant in going:
+        for pool in missing:
+            missing[pool] -= occupant.claims.get(pool, 0)
+    return must_go - {o.instance for o in going}, going, pending
+
+
+def _missing(candidate: Candidate, occupancy: Seen, *, reserved: bool = True) -> dict[str, int]:
     """Bytes short per pool (negative: to spare); a pool of unknown size lacks nothing.
 
     `reserved`: what models ahead in the queue wait for is not to be had (rule 7).
@@ -166,6 +248,8 @@ def _short(missing: Mapping[str, int]) -> bool:
 
 def _same_group(candidate: Candidate, occupant: Occupant) -> bool:
     """Rule 15: on a shared device, same group, or one of the two takes in the whole card."""
+    if candidate.group is None and occupant.group is None:
+        return False
     if not set(candidate.devices) & set(occupant.devices):
         return False
     if candidate.group is not None and candidate.group == occupant.group:
@@ -216,28 +300,17 @@ def _victims(
 def _yield_order(occupant: Occupant) -> tuple[float, ...]:
     """Replicas, then fewest busy, lowest priority, shortest reload, least recently used (rules 4
     and 18)."""
-    idle_s = occupant.idle_s if occupant.idle_s is not None else 0.0
     return (
         not occupant.is_replica,
         occupant.in_flight,
         occupant.priority,
         occupant.load_s,
-        -idle_s,
-    )
-
-
-def _cost(placement: Placement, occupancy: Occupancy) -> tuple[float, ...]:
-    victims = [o for o in occupancy.occupants if o.instance in placement.victims]
-    return (
-        bool(victims),
-        sum(o.in_flight > 0 for o in victims),
-        max((o.priority for o in victims), default=0),
-        sum(o.load_s for o in victims),
+        occupant.idle_order,
     )
 
 
 def _never_fits(
-    candidate: Candidate, occupancy: Occupancy, others: Sequence[Occupant]
+    candidate: Candidate, occupancy: Seen, others: Sequence[Occupant]
 ) -> Refusal | None:
     """Refused at once: larger than its pool, or than what pinned models leave of it (rule 8)."""
     for need in candidate.needs:
@@ -272,10 +345,10 @@ def _pinned_in_the_way(candidate: Candidate, holders: Sequence[Occupant], what: 
     )
 
 
-def _cannot_now(
-    candidate: Candidate, occupancy: Occupancy, others: Sequence[Occupant], must_go: set[str]
-) -> Wait | Refusal:
+def _why_not_now(candidate: Candidate, occupancy: Seen) -> Wait | Refusal:
     """In somebody's way: wait for ours; what only strangers hold is refused with the numbers."""
+    others = occupancy.near(candidate)
+    must_go, _, _ = _in_the_way(candidate, others, {})
     missing = _missing(candidate, occupancy, reserved=False)
     ours = [
         o

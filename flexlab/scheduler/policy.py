@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+NOT_IDLE = float("inf")
 Phase = Literal["starting", "loading", "ready", "draining", "stopping"]
 
 
@@ -63,12 +64,21 @@ class Occupant(msgspec.Struct, frozen=True, kw_only=True):
     """Waiters of its model: a loading instance without any counts as idle."""
     idle_s: float | None = None
     """Seconds without a lease; None while busy or loading."""
+    idle_since: float | None = None
+    """The same as a time, on a clock that all share; None where only `idle_s` is known."""
     turn_over: bool = True
     load_s: float = 0.0
     settling: bool = False
     """Draining on behalf of somebody else already."""
     is_replica: bool = False
     """Beyond the first of its model: the first victim, at any time (rule 18)."""
+
+    @property
+    def idle_order(self) -> float:
+        """Smaller: not used for longer."""
+        if self.idle_since is not None:
+            return self.idle_since
+        return NOT_IDLE if self.idle_s is None else -self.idle_s
 
 
 def turn_s(load_s: float, policy: Policy) -> float:
