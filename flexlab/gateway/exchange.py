@@ -1,7 +1,8 @@
 """One request from its turn on the client's connection to the last byte of its answer.
 
     start ─► route ─► Answer ───────────────────────────────────► end
-                  └─► (wait for) Lease ─► connection ─► upstream ─► end
+              ▲   └─► (wait for) Lease ─► connection ─► upstream ─► end
+              └── once, when it is preempted before its answer began
 
 `end` runs exactly once on every path, and with it the lease is released: the answer is complete,
 the client left, the engine broke or went silent, the scheduler cut it, or nothing was granted.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
@@ -53,8 +55,9 @@ class Exchange:
     """One request; `client` becomes None when its client has left."""
 
     __slots__ = (
-        "_connecting", "_destination", "_ended", "_gateway", "_lease", "_retried", "_timer",
-        "_waiting", "body", "client", "early", "head", "record", "upstream",
+        "_connecting", "_destination", "_ended", "_gateway", "_lease", "_retried",
+        "_second_chance", "_timer", "_waiting", "body", "client", "early", "head", "record",
+        "upstream",
     )  # fmt: skip
 
     def __init__(self, gateway: Gateway, client: ClientSide, head: Head) -> None:
@@ -62,6 +65,7 @@ class Exchange:
         self.client: ClientSide | None = client
         self.head = head
         self.body = b""
+        """As it came, until its answer begins."""
         self.early: Answer | None = None
         """Decided from the head alone; the body was not read."""
         self.record: Record
@@ -72,6 +76,7 @@ class Exchange:
         self._destination: Destination
         self._timer: asyncio.TimerHandle | None = None
         self._retried = False
+        self._second_chance = True
         self._ended = False
 
     # -- from the turn to the engine
@@ -80,11 +85,14 @@ class Exchange:
         """Its turn has come: everything before it on this connection is answered."""
         self.record = Record(self.head, len(self.body), monotonic())
         self._gateway.begin(self)
-        outcome = self.early if self.early is not None else self._route()
+        self._go_on(self.early if self.early is not None else self._route())
+
+    def _go_on(self, outcome: Lease | asyncio.Future[Lease] | Answer) -> None:
         if isinstance(outcome, Answer):
             self._answer(outcome, "local")
         elif isinstance(outcome, asyncio.Future):
             self._waiting = outcome
+            self.record.asked = self.head.model
             outcome.add_done_callback(self._woken)
         else:
             self._granted(outcome)
@@ -123,13 +131,10 @@ class Exchange:
         record.model = self.head.model = lease.model
         record.granted_at = monotonic()
         lease.on_cut(self._cut)
-        if self._ended:  # cut in the same breath
+        if self._lease is not lease:  # cut in the same breath
             return
         pool = self._gateway.pool
         self._destination = destination = pool.destination(lease.endpoint)
-        name = destination.endpoint.upstream_name
-        if name is not None and self.body:
-            self.body = replace_model(self.body, name)
         self._reach(pool.take(destination))
 
     def _reach(self, upstream: Upstream | None) -> None:
@@ -140,6 +145,9 @@ class Exchange:
         assert client is not None
         self.upstream = upstream
         destination, body = self._destination, self.body
+        name = destination.endpoint.upstream_name
+        if name is not None and body:
+            body = replace_model(body, name)
         upstream.begin(self, client.writer, destination.request(self.head, len(body)), body)
         if client.write_paused:
             upstream.pause()
@@ -275,9 +283,36 @@ class Exchange:
         """The scheduler takes the instance away before the answer is complete."""
         if self._ended:
             return
+        has_begun = self.record.status is not None
+        again = why.code == "preempted" and self._second_chance
+        if again and not has_begun and self.client is not None:
+            self._queue_again()
+            return
         no = why if why.status >= 500 else msgspec.structs.replace(why, status=503)
-        answer = refusal_answer(no)
-        self._break_off(answer, "cut")
+        if has_begun and no.retry_after_s is not None:  # no header can say it any more
+            retry = f"retry in {math.ceil(no.retry_after_s)} s"
+            no = msgspec.structs.replace(no, hint=f"{no.hint}; {retry}" if no.hint else retry)
+        self._break_off(refusal_answer(no), "cut")
+
+    def _queue_again(self) -> None:
+        """Preempted before its answer began: once more, at the head of the queue (rule 9)."""
+        self._second_chance = self._retried = False
+        upstream, self.upstream = self.upstream, None
+        if upstream is not None:
+            upstream.drop()
+        self._let_go()
+        record, now = self.record, monotonic()
+        record.lost_s = now - (record.granted_at or now)
+        record.granted_at = None
+        self.head.since = self._gateway.loop.time() - (now - record.started)
+        self._go_on(self._route())
+
+    def cancel(self) -> None:
+        """The user of the lab ends it: an error for its client, or an event and a cut."""
+        message = "the request was cancelled by the user of this lab"
+        # OpenAI's own clients would send it again by themselves.
+        once = (b"x-should-retry", b"false")
+        self._break_off(error_answer(503, "cancelled", message, once), "cancelled")
 
     def _backend_failed(self, status: int, code: str, cause: str) -> None:
         model = self.head.model or "the model"
@@ -316,6 +351,7 @@ class Exchange:
     def _answer(self, answer: Answer, how: How) -> None:
         client, self.client = self.client, None
         self.record.status = answer.status
+        self.record.asked = self.head.model
         self.record.bytes_out = len(answer.body)
         self._end(how)
         if client is not None:
@@ -326,18 +362,27 @@ class Exchange:
         if self._ended:
             return
         self._ended = True
-        if self._timer is not None:
-            self._stop_timer()
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             waiting.cancel()
+        self._let_go()
+        self._gateway.finish(self, how)
+
+    def _let_go(self) -> None:
+        """Of the engine: no time limit, no attempt to connect, no lease."""
+        if self._timer is not None:
+            self._stop_timer()
         if self._connecting is not None:
             self._connecting.cancel()
             self._connecting = None
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.release()
-        self._gateway.finish(self, how)
+
+    @property
+    def is_queued(self) -> bool:
+        """It waits for a model."""
+        return self._waiting is not None
 
     @property
     def is_tunnel(self) -> bool:

@@ -49,7 +49,8 @@ class Head:
 
     __slots__ = (
         "answer_headers", "client", "fields", "headers", "keep", "method", "model", "path", "query",
-        "request_id", "route", "rule", "target", "tunnel", "upgrade", "upstream_target", "version",
+        "request_id", "route", "rule", "since", "target", "tunnel", "upgrade", "upstream_target",
+        "version",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +79,9 @@ class Head:
         self.rule: object = None
         """The router's own note, from its look at the head to its look at the body."""
         self.model: str | None = None
+        """As it was asked for, and once it is granted by its name."""
+        self.since: float | None = None
+        """Loop time of its first coming, for a request that was cut and asks again (rule 9)."""
         self.tunnel = False
         """The route lets an upgrade through."""
         self.answer_headers = b""

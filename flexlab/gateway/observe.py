@@ -20,8 +20,9 @@ USAGE_TAIL_BYTES = 4096
 EVENT_MARK = b"data: {"
 """Start of an SSE event that carries JSON: one per token with every engine that we run."""
 
-How = Literal["done", "local", "client_gone", "drained", "broken", "cut", "upgraded"]
-"""How a request ended. `local`: answered by the gateway; `broken`: the engine failed it."""
+How = Literal["done", "local", "client_gone", "drained", "broken", "cut", "cancelled", "upgraded"]
+"""How a request ended. `local`: answered by the gateway; `broken`: the engine failed it; `cut`: its
+instance was taken away; `cancelled`: by the user of the lab."""
 
 # Seconds. A small model's first token takes milliseconds, a cold 70B's minutes.
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300)
@@ -34,9 +35,9 @@ class Record:
     """One request. Times are seconds of time.monotonic()."""
 
     __slots__ = (
-        "bytes_in", "bytes_out", "client", "duration_s", "events", "first_body_at",
-        "granted_at", "how", "method", "model", "request_id", "route", "started", "status",
-        "tail", "tokens_in", "tokens_out",
+        "asked", "bytes_in", "bytes_out", "client", "duration_s", "events", "first_body_at",
+        "granted_at", "how", "lost_s", "method", "model", "request_id", "route", "started",
+        "status", "tail", "tokens_in", "tokens_out",
     )  # fmt: skip
 
     def __init__(self, head: Head, bytes_in: int, started: float) -> None:
@@ -46,10 +47,14 @@ class Record:
         self.client = head.client
         self.started = started
         self.model: str | None = None
+        self.asked: str | None = None
+        """The word that named the model, of one that had to wait or was answered here."""
         self.status: int | None = None
         """None while no head of an answer was sent."""
         self.granted_at: float | None = None
-        """When the lease came: before that it waited for a model."""
+        """When the (last) lease came: before that it waited for a model."""
+        self.lost_s = 0.0
+        """With an engine that was taken away before it answered; then it waited again."""
         self.first_body_at: float | None = None
         self.duration_s: float | None = None
         self.events = 0
@@ -67,6 +72,27 @@ class Record:
     def ttft_s(self) -> float | None:
         """Time to the first byte of the answer's body."""
         return None if self.first_body_at is None else self.first_body_at - self.started
+
+    @property
+    def tokens(self) -> int:
+        """Generated so far."""
+        return self.events if self.tokens_out is None else self.tokens_out
+
+    def waited_s(self, now: float) -> float | None:
+        """For models, all waits together, until `now` if it still waits; None: for none."""
+        until = self.granted_at
+        if until is None:
+            if self.asked is None:
+                return None
+            until = now
+        return until - self.started - self.lost_s
+
+    def tokens_per_s(self, now: float) -> float | None:
+        """After the first token. A whole answer arrives at once: only a stream tells."""
+        ttft_s, tokens = self.ttft_s, self.tokens
+        if ttft_s is None or self.events <= 1 or tokens <= 1:
+            return None
+        return (tokens - 1) / max(now - self.started - ttft_s, 1e-6)
 
     def read_usage(self) -> None:
         """Token numbers out of `tail`."""
@@ -115,18 +141,18 @@ class ModelCounts:
         """One that ended."""
         key = (record.route, record.status)
         self.requests[key] = self.requests.get(key, 0) + 1
-        tokens = record.events if record.tokens_out is None else record.tokens_out
-        self.tokens += tokens
+        self.tokens += record.tokens
         if record.duration_s is not None:
             self.duration.observe(record.duration_s)
         ttft_s = record.ttft_s
         if ttft_s is None:
             return
         self.ttft.observe(ttft_s)
-        # A whole answer arrives at once: only a stream tells how fast its tokens came.
-        if record.duration_s is not None and record.events > 1 and tokens > 1:
-            self.last_ttft_s = ttft_s
-            self.last_tokens_per_s = (tokens - 1) / max(record.duration_s - ttft_s, 1e-6)
+        if record.duration_s is None:
+            return
+        tokens_per_s = record.tokens_per_s(record.started + record.duration_s)
+        if tokens_per_s is not None:
+            self.last_ttft_s, self.last_tokens_per_s = ttft_s, tokens_per_s
 
 
 class Observer:

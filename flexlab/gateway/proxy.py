@@ -109,6 +109,10 @@ class Gateway:
             self._empty.clear()
             await self._empty.wait()
 
+    def in_progress(self) -> list[Exchange]:
+        """The requests that are not answered to the end yet, the oldest first."""
+        return sorted(self._active, key=lambda exchange: exchange.record.started)
+
     # -- for exchanges and clients
 
     def left(self, client: Client) -> None:

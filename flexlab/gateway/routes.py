@@ -166,9 +166,7 @@ class Router:
             name = found
         head.model = name[:_NAME_SHOWN]
         capability = INFERENCE_PATHS.get(head.route)
-        return self._lab.acquire(
-            name, client=head.client, capability=capability, since=head.since
-        )
+        return self._lab.acquire(name, client=head.client, capability=capability, since=head.since)
 
     def _pass_raw(self, head: Head, body: bytes) -> Outcome:
         """`/upstream/MODEL/...`: what follows the name goes to the engine as it came."""

@@ -65,12 +65,20 @@ class FakeLab:
         self.leases: list[FakeLease] = []
         self.waiting: list[asyncio.Future[FakeLease]] = []
         self.asked: list[str] = []
+        self.sinces: list[float | None] = []
+        """Of each that was asked: the time of its first coming, where it was cut."""
         self.changed = asyncio.Event()
 
     def acquire(
-        self, name: str, *, client: str, capability: str | None = None
+        self,
+        name: str,
+        *,
+        client: str,
+        capability: str | None = None,
+        since: float | None = None,
     ) -> FakeLease | asyncio.Future[FakeLease]:
         self.asked.append(name)
+        self.sinces.append(since)
         self.changed.set()
         behaviour = self.behaviour.get(name)
         if isinstance(behaviour, Endpoint):

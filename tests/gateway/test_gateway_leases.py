@@ -24,6 +24,8 @@ PREEMPTED = Refusal(
     code="preempted", message="m1 made room for m2", hint="ask again", retry_after_s=7.2
 )
 
+STOPPED = Refusal(code="stopped", message="m1 was stopped", retry_after_s=7.2)
+
 
 def how_ended(rig: Rig) -> list[How | None]:
     return [record.how for record in rig.gateway.observer.recent]
@@ -120,10 +122,10 @@ async def test_a_cut_before_the_answer_is_a_503_that_says_when_to_come_back(rig:
     wire = await rig.connect()
     wire.send(chat("delay=60"))
     await rig.upstream.until(lambda: len(rig.upstream.seen) == 1)
-    rig.lab.leases[0].cut(PREEMPTED)
+    rig.lab.leases[0].cut(STOPPED)
     got = await wire.answer()
     assert got.status == 503
-    assert got.error["code"] == "preempted"
+    assert got.error["code"] == "stopped"
     assert got.names["retry-after"] == "8"
     await rig.upstream.until(lambda: len(rig.upstream.hangups) == 1)
     assert rig.lab.held == 0
@@ -141,7 +143,9 @@ async def test_a_cut_stream_is_told_why_and_never_ended_cleanly(rig: Rig) -> Non
     rest = await wire.until_end()
     size, event = rest.split(b"\r\n", 1)
     assert int(size, 16) == len(event) - 2
-    assert json.loads(event.removeprefix(b"data: "))["error"]["code"] == "preempted"
+    error = json.loads(event.removeprefix(b"data: "))["error"]
+    assert error["code"] == "preempted"
+    assert error["message"] == "m1 made room for m2 (ask again; retry in 8 s)"
     assert rig.lab.held == 0
     assert how_ended(rig) == ["cut"]
 
