@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from flexlab import __version__
 from flexlab.core import paths
@@ -32,6 +33,7 @@ from flexlab.daemon.registry import Registry
 from flexlab.daemon.reload import LOOK_S, Reload
 from flexlab.gateway.control import ControlServer
 from flexlab.gateway.proxy import Gateway
+from flexlab.gateway.requests import cancel_one, observed
 from flexlab.gateway.routes import Router
 from flexlab.gpus.memory import sample_ram
 from flexlab.runtimes.base import Runtime
@@ -174,6 +176,8 @@ class Service:
         self.router = Router(self.lab, settings)
         self.gateway = Gateway(self.router, max_body_bytes=settings.max_body_bytes)
         self.lab.requests_total = lambda: self.gateway.observer.requests_total
+        self.lab.observed = partial(observed, self.gateway)
+        self.lab.cancel_one = partial(cancel_one, self.gateway)
         self.models.speed_of = self.gateway.observer.speed_of
         self.control = ControlServer(self.lab)
         self.readings = Readings(
