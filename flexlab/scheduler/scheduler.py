@@ -137,6 +137,7 @@ class Scheduler(Reports):
         for instance in self._of(name):
             if replace and instance.live and not instance.external:
                 self._drain(instance, "replaced: other settings were asked for")
+        self._pass()
 
     def replace_stale(self, name: str) -> None:
         """An idle instance of an older plan is not what an `up` asks for: start it anew."""
@@ -147,6 +148,8 @@ class Scheduler(Reports):
     def keep(self, name: str, *, warm: bool | None = None, pinned: bool | None = None) -> None:
         """Set `keep: warm` or the pin; None leaves it."""
         model = self.models[name]
+        self._note_change(name, "kept", model.keep == "warm", warm)
+        self._note_change(name, "pinned", model.pinned, pinned)
         if warm is not None:
             model.keep = "warm" if warm else "cold"
             model.restore_blocked, model.is_member = False, True
@@ -154,6 +157,11 @@ class Scheduler(Reports):
         if pinned is not None:
             model.pinned = pinned
         self._pass()
+
+    def _note_change(self, name: str, word: str, before: bool, after: bool | None) -> None:
+        if after is not None and after != before:
+            not_ = "" if after else "not "
+            self._effects.note("model", f"{name} is {not_}{word}", model=name)
 
     def enable(self, name: str, *, enabled: bool) -> list[str]:
         """A disabled model is refused with that reason, and what runs of it is drained.
