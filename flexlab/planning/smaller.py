@@ -6,13 +6,13 @@ cache, layers on the CPU. Each comes with its number and is said aloud as a limi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from flexlab.planning import fit, sizing
 from flexlab.planning.draft import Draft, Given
 from flexlab.planning.question import Question
 from flexlab.spec.machine import Machine, Pool
-from flexlab.spec.plan import Limit
+from flexlab.spec.plan import Limit, Need
 
 _CACHE_NAMES = ("cache_type_k", "cache_type_v", "cache_type", "kv_cache_dtype")
 _CONTEXT_STEP = 1024
@@ -27,7 +27,7 @@ def fitting(question: Question, draft: Draft) -> Given | None:
 def fitting_now(question: Question, draft: Draft) -> Given | None:
     """The same for what its pools have beside what is used at this moment; None also where the
     whole fits, or where nobody knows what is used."""
-    if _fits(question.machine, draft, {}, now=True):
+    if draft.variant.smaller is None or _have_room(question.machine, draft.candidate.needs):
         return None
     return _first(question, draft, now=True)
 
@@ -102,6 +102,10 @@ def _fits(machine: Machine, draft: Draft, update: dict[str, object], *, now: boo
     if need.has_share_too_small(len(draft.cards)):
         return False
     needs = need.needs(*sizing.shares(draft.variant.backend, draft.cards))
+    return _have_room(machine, needs, now=now)
+
+
+def _have_room(machine: Machine, needs: Iterable[Need], *, now: bool = True) -> bool:
     rooms = [(one, _room(machine.pool(one.pool), now=now)) for one in needs]
     return all(room is None or one.total_bytes <= room for one, room in rooms)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -111,6 +112,10 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """All our instances together may take at most this (setting `ram_limit`); None: no bound."""
 
 
+CHIP_TEMPS = ("edge", "gpu", "pkg")
+"""What the makers call the temperature of the chip as a whole, the first of these that it has."""
+
+
 class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
     """What one read of a GPU's sensors gave; a value that the card does not have is absent.
 
@@ -170,7 +175,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """None until the first full scan of other processes ended."""
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
+class Machine(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything that was detected, at one moment."""
 
     hostname: str
@@ -186,4 +191,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     def pool(self, pool_id: str) -> Pool | None:
         """The pool of this id, or None."""
-        return next((pool for pool in self.pools if pool.id == pool_id), None)
+        return self._pools_by_id.get(pool_id)
+
+    @cached_property
+    def _pools_by_id(self) -> dict[str, Pool]:
+        return {pool.id: pool for pool in self.pools}
