@@ -40,6 +40,8 @@ VERBS: Final[dict[str, dict[str, str]]] = {
         "enable": "Let disabled models start again.",
         "disable": "Stop models, and refuse requests to them.",
         "logs": "Show what a model's engine writes.",
+        "requests": "Show requests in flight and the last that ended.",
+        "cancel": "End requests.",
     },
     "Weights": {
         "ls": "Show installed weights and free disk space.",

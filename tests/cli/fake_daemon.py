@@ -236,6 +236,8 @@ def _control_handler(daemon: FakeDaemon) -> type[_Handler]:
                 self.answer(msgspec.json.encode(daemon.snapshot()))
             elif path == "/status":
                 self.answer(json.dumps(_status(daemon)).encode())
+            elif path == "/requests":
+                self.answer(json.dumps(daemon.answers["/requests"]).encode())
             elif path == "/logs":
                 self.stream((line.encode() + b"\n" for line in daemon.log_lines), "text/plain")
 
