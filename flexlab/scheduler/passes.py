@@ -31,15 +31,16 @@ class Passes(Accounts):
             while self._again:
                 self._again = False
                 self._round(self._clock())
+                wanted = self._pools_of_warm_models_that_are_out()
+                if wanted != self._wanted_pools:  # who idles out sooner now may be due already
+                    self._wanted_pools, self._again = wanted, True
         finally:
             self._passing = False
-        self._wanted_pools = self._pools_of_warm_models_that_are_out()
         self._set_wake(self._clock())
 
     def _round(self, now: float) -> None:
         self._expire_leaving(now)
         self._judge_warm()
-        self._wanted_pools = self._pools_of_warm_models_that_are_out()
         self._expire(now)
         self._settle_drains(now)
         self._admit_waiters()
@@ -102,6 +103,8 @@ class Passes(Accounts):
         for model in self.waiting():
             if self._of(model.name) or self.closing:
                 continue  # starting, or its last instance is still on its way out
+            if all(waiter.future.done() for waiter in model.waiters):
+                continue  # they have hung up, and that is about to be told
             if model.candidates is None:
                 self._prepare(model, now)
                 continue

@@ -93,7 +93,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     said: Wait | Refusal | None = None
     """Why not; None: it depends on who is in its way, and is asked only where it matters."""
     awaits_busy: bool = False
-    """Of what it waits for, which leaves already, something still works."""
+    """Of what has to be gone first, and leaves already, something still works."""
 
     @property
     def is_under_way(self) -> bool:
@@ -162,7 +162,9 @@ def choose(
 
 def _is_sooner(best: Answer, under_way: Answer) -> bool:
     """Than room that is being made already: nobody more is disturbed while that is under way."""
-    return under_way.awaits_busy and not any(o.in_flight for o in best.victims or ())
+    if not under_way.awaits_busy or best.awaits_busy:
+        return False
+    return not any(o.in_flight for o in best.victims or ())
 
 
 def _placement(answer: Answer) -> Placement:
@@ -195,6 +197,7 @@ def judge(candidate: Candidate, occupancy: Seen, policy: Policy, asker: Asker) -
     victims = _victims(others, must_go, missing, policy, asker)
     if victims is None:
         return Answer(candidate=candidate)
+    busy = pending and any(o.in_flight for o in going)
     if pending and not victims:
         names = ", ".join(sorted({o.model for o in going}))
         wait = Wait(
@@ -203,9 +206,8 @@ def judge(candidate: Candidate, occupancy: Seen, policy: Policy, asker: Asker) -
             why=f"waits for {names} to be gone",
             under_way=True,
         )
-        busy = any(o.in_flight for o in going)
         return Answer(candidate=candidate, said=wait, awaits_busy=busy)
-    return Answer(candidate=candidate, victims=tuple(victims))
+    return Answer(candidate=candidate, victims=tuple(victims), awaits_busy=busy)
 
 
 def _in_the_way(

@@ -197,6 +197,10 @@ class World:
             asyncio.get_running_loop().call_soon(turn.set_result, None)
             await turn
 
+    def tell(self, last: int = 25) -> str:
+        """The latest events, for whoever must understand a failure."""
+        return "\n".join(f"{one['at']:9.2f} {one['text']}" for one in self.notes[-last:])
+
     async def run(self, seconds: float) -> None:
         """Let so much time pass."""
         end = self.now + seconds
@@ -300,12 +304,14 @@ class Asked:
     def __init__(self, world: World, model: str, *, comes_back: bool = False, **more: Any) -> None:
         """`comes_back`: cut before its first byte, it is queued again first, once (rule 9)."""
         self.model = model
-        self.asked_at = world.now
+        self.asked_at = self.queued_at = world.now
         self.lease: HeldLease | None = None
         self.refused: Refusal | None = None
         self.cut: Refusal | None = None
         self.ended_at: float | None = None
         self._world = world
+        self.is_done = False
+        """Its answer is complete."""
         self._brief = False
         self._comes_back = comes_back
         self._more = more
@@ -347,6 +353,7 @@ class Asked:
             lease.release()
         if self._comes_back and not self._brief and refusal.code == "preempted":
             self._comes_back, self.ended_at = False, None
+            self.queued_at = self._world.now
             self._acquire(since=self.asked_at)
 
     def _refuse(self, refusal: Refusal) -> None:
@@ -355,6 +362,11 @@ class Asked:
     @property
     def waits(self) -> bool:
         return self.ended_at is None
+
+    @property
+    def is_over(self) -> bool:
+        """Neither waiting nor answered any more."""
+        return not self.waits and (self.lease is None or self.is_done)
 
     def hang_up(self) -> None:
         """The client leaves, whatever it was doing."""
@@ -366,4 +378,5 @@ class Asked:
         """The answer is complete (or takes no time, once there is a lease)."""
         self._brief = True
         if self.lease is not None:
+            self.is_done = True
             self.lease.release()
