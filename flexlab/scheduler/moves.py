@@ -16,9 +16,10 @@ from flexlab.scheduler.state import (
     PoolAccount,
     Waiter,
 )
+from flexlab.scheduler.tracked import Tracked
 from flexlab.spec.instance import InstanceState
 from flexlab.spec.lease import Refused
-from flexlab.spec.plan import Refusal
+from flexlab.spec.plan import Candidates, Refusal
 
 
 class Moves:
@@ -57,6 +58,13 @@ class Moves:
         """Pools that a warm model which is out waits for."""
         self.paused = False
         """While what an earlier daemon left is being judged, nothing is decided."""
+        self._tracked = Tracked()
+        self._is_seen = False
+        """Whether `_tracked` shows the state as it is; forgotten by every move."""
+        self._judged: object = None
+        """What the warm set was last judged from."""
+        self._needs_of: dict[str, Candidates] = {}
+        """Of what is kept warm: the candidates that its needs were taken from."""
         self._passing = False
         self._again = False
         self._wake = NEVER
@@ -107,7 +115,7 @@ class Moves:
         timeout_s = model.idle_timeout_s
         if timeout_s is None:
             timeout_s = self.policy.idle_timeout_s
-        if self._wanted_pools & instance.claims.keys():  # rule 12
+        if self._wanted_pools and self._wanted_pools & instance.claims.keys():  # rule 12
             timeout_s = min(timeout_s, self.policy.yield_after_s)
         return instance.idle_since + timeout_s
 
@@ -136,6 +144,7 @@ class Moves:
 
     def _released(self, lease: HeldLease, instance: Instance) -> None:
         instance.leases.discard(lease)
+        self._is_seen = False
         instance.served += lease.is_work
         if instance.id not in self.instances:
             return
@@ -182,6 +191,7 @@ class Moves:
 
     def _set_waiters(self, model: Model, waiters: list[Waiter]) -> None:
         model.waiters = waiters
+        self._is_seen = False
         if waiters:
             self._waiting[model.name] = model
         else:
@@ -247,6 +257,7 @@ class Moves:
             if now - instance.ready_at >= self.policy.settled_s:
                 model.failures, model.back_off_until = 0, 0.0
         self.epoch += 1
+        self._is_seen = False
         instance.state, instance.why, instance.until = state, why, until
         instance.since = now
         self._note(instance, state, f"{instance.model}: {state} ({why})", seconds=seconds)
@@ -268,12 +279,14 @@ class Moves:
 
     def _add(self, instance: Instance) -> None:
         self.epoch += 1
+        self._is_seen = False
         self.instances[instance.id] = instance
         self._by_model[instance.model].append(instance)
 
     def _remove(self, instance: Instance) -> None:
         """Confirmed gone. Memory of a card is watched until it is seen free (rule 10)."""
         self.epoch += 1
+        self._is_seen = False
         del self.instances[instance.id]
         left = self._by_model[instance.model]
         left.remove(instance)

@@ -42,12 +42,13 @@ def occupancy(
         for pool in pools.values()
     }
     occupants = [occupant(i, models[i.model], now, policy) for i in instances.values()]
-    occupants += [
-        _leaving(one, pool.id, index)
-        for pool in pools.values()
-        for index, one in enumerate(pool.leaving)
-    ]
+    occupants += [one for pool in pools.values() for one in leaving_occupants(pool)]
     return Occupancy(rooms=rooms, occupants=tuple(occupants), unknown=unknown)
+
+
+def leaving_occupants(pool: PoolAccount) -> list[Occupant]:
+    """What is gone from a pool and still to be seen free there."""
+    return [_leaving(one, pool.id, index) for index, one in enumerate(pool.leaving)]
 
 
 def _leaving(one: Leaving, pool: str, index: int) -> Occupant:
@@ -81,6 +82,7 @@ def occupant(instance: Instance, model: Model, now: float, policy: Policy) -> Oc
         in_flight=len(instance.leases),
         waiting=len(model.waiters),
         idle_s=None if instance.idle_since is None else now - instance.idle_since,
+        idle_since=instance.idle_since,
         turn_over=now >= turn_end,
         load_s=instance.load_s or 0.0,
         settling=instance.state == "draining",

@@ -7,11 +7,13 @@ wake-up is set.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from flexlab.scheduler.accounts import Accounts
-from flexlab.scheduler.occupancy import occupancy, occupant
-from flexlab.scheduler.place import Asker, Occupancy, place
+from flexlab.scheduler.occupancy import occupant
+from flexlab.scheduler.place import Asker
 from flexlab.scheduler.policy import drain_s, turn_s
 from flexlab.scheduler.state import NEVER, Instance, Model, Preparing, new_id
 from flexlab.scheduler.warm import Warm, warm_set
@@ -39,6 +41,7 @@ class Passes(Accounts):
         self._set_wake(self._clock())
 
     def _round(self, now: float) -> None:
+        self._is_seen = False
         self._expire_leaving(now)
         self._judge_warm()
         self._expire(now)
@@ -109,7 +112,7 @@ class Passes(Accounts):
                 self._prepare(model, now)
                 continue
             asker = Asker(priority=model.priority, displaces_busy=not model.failures)
-            answer = self._place(model.candidates, asker, now, reserved)
+            answer = self._place(model.name, model.candidates, asker, now, reserved)
             if isinstance(answer, Refusal):
                 self._refuse_waiters(model, answer)
                 continue
@@ -129,23 +132,24 @@ class Passes(Accounts):
                 reserved[need.pool] = reserved.get(need.pool, 0) + need.total_bytes
 
     def _place(
-        self, candidates: Candidates, asker: Asker, now: float, reserved: dict[str, int]
+        self,
+        name: str,
+        candidates: Candidates,
+        asker: Asker,
+        now: float,
+        reserved: Mapping[str, int],
     ) -> Placement | Wait | Refusal:
-        seen = self._occupancy(now)
-        if reserved:
-            seen = msgspec.structs.replace(seen, reserved=dict(reserved))
-        return place(candidates, seen, self.policy, asker)
-
-    def _occupancy(self, now: float) -> Occupancy:
-        return occupancy(
-            self.models,
-            self.instances,
-            self.pools,
-            self.policy,
-            now=now,
-            held=self.held_by_pool(),
-            unknown=self.unknown,
-        )
+        if not self._is_seen:
+            self._tracked.look(
+                self.models,
+                self.instances,
+                self.pools,
+                self.policy,
+                now=now,
+                unknown=self.unknown,
+            )
+            self._is_seen = True
+        return self._tracked.place(name, candidates, asker, reserved)
 
     def _prepare(self, model: Model, now: float) -> None:
         if model.preparing is None:
@@ -205,7 +209,8 @@ class Passes(Accounts):
     # -- who leaves by himself
 
     def _unload_idle(self, now: float) -> None:
-        for instance in [i for i in self.instances.values() if i.state == "ready"]:
+        ready = [i for i in self.instances.values() if i.idle_since is not None]
+        for instance in ready:
             due = self.unload_at(instance)
             if due is not None and now >= due:
                 stale = instance.conditions.get("stale")
@@ -222,11 +227,15 @@ class Passes(Accounts):
         if not warm:
             return
         for model in warm:
-            if model.candidates is not None:
+            found = model.candidates
+            if found is not None and self._needs_of.get(model.name) is not found:
+                self._needs_of[model.name] = found
                 model.known_needs = tuple(
                     {need.pool: need.total_bytes for need in candidate.needs}
-                    for candidate in model.candidates.items
+                    for candidate in found.items
                 )
+        if self._what_warm_hangs_on(warm) == self._judged:
+            return
         told = [
             Warm(name=model.name, priority=model.priority, ways=model.known_needs)
             for model in warm
@@ -240,6 +249,17 @@ class Passes(Accounts):
                 text = f"{model.name} is kept warm, and does not fit beside the others: it is cold"
                 self._effects.note("model", text, model=model.name)
             model.is_member = is_member
+        self._judged = self._what_warm_hangs_on(warm)
+
+    def _what_warm_hangs_on(self, warm: list[Model]) -> object:
+        """All that the warm set follows from."""
+        return (
+            [
+                (m.name, m.priority, m.enabled, m.held_down, m.is_member, m.known_needs)
+                for m in warm
+            ],
+            [(p.id, p.total_bytes, p.reserve_bytes, p.limit_bytes) for p in self.pools.values()],
+        )
 
     def _pools_of_warm_models_that_are_out(self) -> frozenset[str]:
         return frozenset(
@@ -263,7 +283,9 @@ class Passes(Accounts):
             if model.candidates is None:
                 self._prepare(model, now)
                 continue
-            answer = self._place(model.candidates, Asker(priority=model.priority), now, {})
+            answer = self._place(
+                model.name, model.candidates, Asker(priority=model.priority), now, {}
+            )
             # What nobody of ours could make room for hurries nobody.
             model.awaits_memory = not isinstance(answer, Refusal)
             if isinstance(answer, Placement) and not answer.victims and self._has_room(model):
@@ -288,7 +310,7 @@ class Passes(Accounts):
             if not items or model.failures:
                 continue
             elsewhere = Candidates(model=model.name, items=items)
-            answer = self._place(elsewhere, Asker(priority=model.priority), now, {})
+            answer = self._place(model.name, elsewhere, Asker(priority=model.priority), now, {})
             if isinstance(answer, Placement) and not answer.victims:
                 because = f"all of its {len(mine)} are busy, and memory is free"
                 self._start(model, msgspec.structs.replace(answer, because=because), now)
@@ -313,19 +335,22 @@ class Passes(Accounts):
             if self._to_restore(model) and not self._of(model.name):
                 due.append(model.back_off_until)
         for pool in self.pools.values():
-            due += [one.until for one in pool.leaving]
+            if pool.leaving:
+                due += [one.until for one in pool.leaving]
             if pool.pressed_since is not None:
                 due.append(pool.pressed_since + self.policy.pressed_s)
+        somebody_waits, linger_s = bool(self._waiting), self.policy.linger_s
         for instance in self.instances.values():
             if instance.state == "draining" and instance.until is not None:
                 due.append(instance.until)
-            if (unload := self.unload_at(instance)) is not None:
+            idle_since = instance.idle_since
+            if idle_since is not None and (unload := self.unload_at(instance)) is not None:
                 due.append(unload)
-            if self._waiting and instance.ready_at is not None:
+            if somebody_waits and instance.ready_at is not None:
                 due.append(instance.ready_at + turn_s(instance.load_s or 0.0, self.policy))
-                if instance.idle_since is not None:
-                    due.append(instance.idle_since + self.policy.linger_s)
-        self._arm(min((when for when in due if when > now), default=NEVER))
+                if idle_since is not None:
+                    due.append(idle_since + linger_s)
+        self._arm(min([when for when in due if when > now], default=NEVER))
 
 
 def _preempted(instance: Instance) -> Refusal:

@@ -94,23 +94,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Why not; None: it depends on who is in its way, and is asked only where it matters."""
     awaits_busy: bool = False
     """Of what has to be gone first, and leaves already, something still works."""
+    cost: tuple[float, ...] = ()
+    """Of the victims: those that cost less are taken."""
 
     @property
     def is_under_way(self) -> bool:
         """Room is being made for it already."""
         return isinstance(self.said, Wait) and self.said.under_way
-
-    @property
-    def cost(self) -> tuple[float, ...]:
-        """Rule 4: without victims before with, then fewest busy, lowest priority, shortest
-        reload."""
-        victims = self.victims or ()
-        return (
-            bool(victims),
-            sum(o.in_flight > 0 for o in victims),
-            max((o.priority for o in victims), default=0),
-            sum(o.load_s for o in victims),
-        )
 
 
 def place(
@@ -121,11 +111,22 @@ def place(
     def judge_it(index: int) -> Answer:
         return judge(candidates.items[index], occupancy, policy, asker)
 
-    return choose(candidates, occupancy, judge_it)
+    return choose(candidates, occupancy, judge_it, by_preference(candidates))
+
+
+def by_preference(candidates: Candidates) -> list[list[int]]:
+    """Indexes of the candidates of each class, the preferred class first."""
+    classes: dict[int, list[int]] = {}
+    for index, candidate in enumerate(candidates.items):
+        classes.setdefault(candidate.preference, []).append(index)
+    return [classes[preference] for preference in sorted(classes)]
 
 
 def choose(
-    candidates: Candidates, occupancy: Seen, answer_of: Callable[[int], Answer]
+    candidates: Candidates,
+    occupancy: Seen,
+    answer_of: Callable[[int], Answer],
+    classes: Sequence[Sequence[int]],
 ) -> Placement | Wait | Refusal:
     """As `place`; `answer_of(index)` judges a candidate, or knows the answer already."""
     if not candidates.items:
@@ -133,21 +134,17 @@ def choose(
             code="no_candidate", message=f"nothing here can run {candidates.model}"
         )
     refusal: Refusal | None = None
-    by_class: dict[int, list[int]] = {}
-    for index, candidate in enumerate(candidates.items):
-        by_class.setdefault(candidate.preference, []).append(index)
-    for preference in sorted(by_class):
+    for indexes in classes:
         best: Answer | None = None
-        best_cost: tuple[float, ...] = ()
         others: list[Answer] = []
-        for index in by_class[preference]:
+        for index in indexes:
             answer = answer_of(index)
             if answer.victims is None:
                 others.append(answer)
             elif not answer.victims:
                 return _placement(answer)  # nothing costs less, and the first of these counts
-            elif best is None or answer.cost < best_cost:
-                best, best_cost = answer, answer.cost
+            elif best is None or answer.cost < best.cost:
+                best = answer
         under_way = next((one for one in others if one.is_under_way), None)
         if best is not None and (under_way is None or _is_sooner(best, under_way)):
             return _placement(best)
@@ -207,7 +204,17 @@ def judge(candidate: Candidate, occupancy: Seen, policy: Policy, asker: Asker) -
             under_way=True,
         )
         return Answer(candidate=candidate, said=wait, awaits_busy=busy)
-    return Answer(candidate=candidate, victims=tuple(victims), awaits_busy=busy)
+    cost = _cost(victims)
+    return Answer(candidate=candidate, victims=tuple(victims), awaits_busy=busy, cost=cost)
+
+
+def _cost(victims: Sequence[Occupant]) -> tuple[float, ...]:
+    """Rule 4: fewest busy, lowest priority, shortest reload."""
+    return (
+        sum(o.in_flight > 0 for o in victims),
+        max((o.priority for o in victims), default=0),
+        sum(o.load_s for o in victims),
+    )
 
 
 def _in_the_way(

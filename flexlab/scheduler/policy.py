@@ -97,6 +97,11 @@ def back_off_s(failures: int, policy: Policy, *, was_ready: bool) -> float:
     return min(policy.back_off_first_s * 2.0 ** min(step, 16), policy.back_off_max_s)
 
 
+def has_lingered(idle_s: float, policy: Policy) -> bool:
+    """Idle for long enough to make room."""
+    return idle_s >= policy.linger_s - ROUNDING_S
+
+
 def may_yield(
     occupant: Occupant, priority: int, policy: Policy, *, displaces_busy: bool = True
 ) -> bool:
@@ -111,7 +116,7 @@ def may_yield(
     if occupant.in_flight == 0:
         if occupant.is_replica:
             return True
-        lingered = occupant.idle_s is not None and occupant.idle_s >= policy.linger_s - ROUNDING_S
+        lingered = occupant.idle_s is not None and has_lingered(occupant.idle_s, policy)
         return occupant.turn_over or lingered or priority > occupant.priority
     if not displaces_busy:
         return False
