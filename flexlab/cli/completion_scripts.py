@@ -29,6 +29,8 @@ TAKES = {
     "pull": (MODELS, None),
     "rm": (MODELS, None),
     "down": (RUNNING, None),
+    "restart": (RUNNING, 1),
+    "why": (MODELS, 1),
     "pin": (MODELS, None),
     "unpin": (MODELS, None),
     "keep": (MODELS, None),

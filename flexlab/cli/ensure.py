@@ -1,10 +1,11 @@
-"""What `up` and `run` share: a running daemon, a ready model, and the story of how it got there."""
+"""What `up`, `run` and `restart` share: a running daemon, a ready model, how it got there."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import time
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 from flexlab import client, daemons
@@ -16,7 +17,7 @@ from flexlab.core.errors import (
     FlexLabError,
     LaunchError,
 )
-from flexlab.spec.lab import InstanceView, ModelView
+from flexlab.spec.lab import InstanceView, ModelView, UpStep
 from flexlab.spec.plan import Keep, Refusal, Wishes
 from flexlab.spec.source import is_source
 
@@ -101,15 +102,23 @@ def ensure_up(
 
 
 def _granted(wish: _Wish) -> tuple[client.Client, ModelView, InstanceView | None]:
-    """One try. A daemon that was started for it, and holds nothing when it fails, ends again."""
+    """One try."""
     daemon = daemons.connect(start=True, say=output.say)
-    try:
+    with withdrawing(daemon, f"flexlab up {wish.word} goes on where this stopped"):
         if is_source(wish.word):
             show_derived(wish.word, daemon)
-        with output.narrator() as narrator:
-            return daemon, *_follow(daemon, narrator, wish)
+        steps = daemon.up(wish.word, wish.wishes, keep=wish.keep, pin=wish.pin)
+        return daemon, *follow(wish.word, steps)
+
+
+@contextlib.contextmanager
+def withdrawing(daemon: client.Client, what_then: str) -> Iterator[None]:
+    """Where the block fails or is interrupted, a daemon that was started for it ends again, if it
+    holds nothing."""
+    try:
+        yield
     except KeyboardInterrupt:
-        output.say(f"withdrawn; flexlab up {wish.word} goes on where this stopped")
+        output.say(f"withdrawn; {what_then}")
         daemons.end_if_unused(daemon)
         raise
     except FlexLabError:
@@ -136,11 +145,11 @@ def show_derived(word: str, daemon: client.Client) -> None:
         output.say("\n".join(f"  {line}" for line in lines))
 
 
-def _follow(
-    daemon: client.Client, narrator: output.Narrator, wish: _Wish
+def follow(
+    word: str, asked: Generator[UpStep, None, None]
 ) -> tuple[ModelView, InstanceView | None]:
-    asked = daemon.up(wish.word, wish.wishes, keep=wish.keep, pin=wish.pin)
-    with contextlib.closing(asked) as steps:
+    """Tells the steps as they come, until the model is ready. Raises what refused it."""
+    with output.narrator() as narrator, contextlib.closing(asked) as steps:
         for step in steps:
             if step.kind == "progress" and step.progress is not None:
                 narrator.progress(step.progress)
@@ -152,7 +161,7 @@ def _follow(
                 raise refused(step.refusal, step.text)
             elif step.kind == "ready" and step.model is not None:
                 return step.model, step.instance
-    raise LaunchError(f"the daemon did not say whether {wish.word} is ready", "flexlab ps")
+    raise LaunchError(f"the daemon did not say whether {word} is ready", "flexlab ps")
 
 
 def refused(refusal: Refusal | None, text: str) -> FlexLabError:

@@ -104,6 +104,11 @@ def answers_in_unicode() -> bool:
     return _is_unicode(sys.stdout)
 
 
+def answer_cells() -> int | None:
+    """How wide an answer may be; None where nobody says."""
+    return _width(sys.stdout)
+
+
 def can_redraw() -> bool:
     """Whether stdout is a terminal whose cursor moves."""
     return _cursor_moves(sys.stdout)

@@ -90,6 +90,11 @@ def logs_dir() -> Path:
     return state_dir() / "logs"
 
 
+def events_file() -> Path:
+    """What happened, as JSON lines; what is older than these is beside it in `events.1.jsonl`."""
+    return state_dir() / "events.jsonl"
+
+
 def socket_path() -> Path:
     """Where a daemon of this state folder puts its control socket.
 

@@ -237,6 +237,12 @@ class Lab:
         Raises FlexLabError for a name that leads to no model; then nothing is changed.
         """
         names = [self._models.find(name) for name in request.models]
+        external = [name for name in names if name in self.registry.externals]
+        if external and request.enabled is None:
+            raise UsageError(
+                f"{', '.join(external)} runs elsewhere: FlexLab neither starts nor stops it",
+                f"flexlab disable {external[0]} refuses requests to it",
+            )
         for name in names:
             warm = None if request.keep is None else request.keep == "warm"
             self.scheduler.keep(name, warm=warm, pinned=request.pin)
@@ -251,8 +257,9 @@ class Lab:
         name = self._models.find(request.model)
         if name in self.registry.externals:
             raise UsageError(f"{name} runs elsewhere: FlexLab cannot restart it")
+        before = self.log.last_id
         self.scheduler.renew(name, "restarted by its user")
-        return up_steps(self, name)
+        return up_steps(self, name, after=before)
 
     def why(self, model: str) -> Why:
         """Why a model is in its state. Raises UnknownModel."""

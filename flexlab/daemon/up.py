@@ -21,14 +21,21 @@ TICK_S = 0.2
 
 
 async def up_steps(
-    lab: Lab, name: str, *, keep: Keep | None = None, pin: bool | None = None
+    lab: Lab,
+    name: str,
+    *,
+    keep: Keep | None = None,
+    pin: bool | None = None,
+    after: int | None = None,
 ) -> AsyncIterator[UpStep]:
     """Steps until `ready` or `refused`. Closing it before that withdraws the wish.
+
+    `after`: the event after which the story begins; now, if not given.
 
     `keep` and `pin` hold from `ready` on: an `up` that fails or is withdrawn decides nothing.
     """
     scheduler = lab.scheduler
-    seen = lab.log.last_id
+    seen = lab.log.last_id if after is None else after
     try:
         asked = scheduler.acquire(name, wants_download=True)
     except Refused as refused:

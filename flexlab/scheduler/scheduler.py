@@ -45,7 +45,7 @@ class Scheduler(Reports):
         """
         model = self.models[name]
         able = [i for i in self._of(name) if i.admits and not self._owes_turn(model, i)]
-        if able and not model.waiters and self._may_enter(model, key):
+        if able and model.enabled and not model.waiters and self._may_enter(model, key):
             least = able[0] if len(able) == 1 else min(able, key=lambda one: len(one.leases))
             lease = self._lease(least, key=key, is_work=not wants_download)
             if self._full:

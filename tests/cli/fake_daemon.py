@@ -18,12 +18,13 @@ import time
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
+from urllib.parse import parse_qs
 
 import msgspec
 
 from flexlab import __version__
 from flexlab.core import paths
-from flexlab.spec.lab import InstanceView, ModelView, PoolView, Progress, Snapshot, UpStep
+from flexlab.spec.lab import Event, InstanceView, ModelView, PoolView, Progress, Snapshot, UpStep
 
 MODEL = "smollm2-135m"
 ALIAS = "smollm2"
@@ -78,6 +79,9 @@ class FakeDaemon:
         self.errors: dict[str, tuple[int, dict[str, Any]]] = {}
         """Path -> status and error that it answers with."""
         self.answers: dict[str, Any] = {}
+        self.events: list[Event] = []
+        self.events_end = threading.Event()
+        """Until it is set, whoever follows the events is told of more."""
         self.log_lines = ["first", "second"]
         self.withdrawn = threading.Event()
         self.ended = threading.Event()
@@ -238,6 +242,10 @@ def _control_handler(daemon: FakeDaemon) -> type[_Handler]:
                 self.answer(json.dumps(_status(daemon)).encode())
             elif path == "/requests":
                 self.answer(json.dumps(daemon.answers["/requests"]).encode())
+            elif path == "/why":
+                self.answer(json.dumps(daemon.answers["/why"]).encode())
+            elif path == "/events":
+                self.stream(self.events(), "application/x-ndjson")
             elif path == "/logs":
                 self.stream((line.encode() + b"\n" for line in daemon.log_lines), "text/plain")
 
@@ -262,6 +270,17 @@ def _control_handler(daemon: FakeDaemon) -> type[_Handler]:
                 status, error = daemon.errors[path]
                 self.answer(json.dumps({"error": error}).encode(), status)
             return path in daemon.errors
+
+        def events(self) -> Iterator[bytes]:
+            """Those after the one that is asked for; with `follow` more, until a test ends it."""
+            asked = parse_qs(self.path.partition("?")[2])
+            after, follow = int(asked["after"][0]), asked["follow"] == ["1"]
+            while True:
+                for event in [event for event in daemon.events if event.id > after]:
+                    yield msgspec.json.encode(event) + b"\n"
+                    after = event.id
+                if not follow or daemon.events_end.wait(0.02):
+                    return
 
         def up(self) -> None:
             if not daemon.hang_after_steps:

@@ -61,6 +61,8 @@ def test_bash_completes_verbs_options_values_and_models(env: dict[str, str], hom
         "flexlab up smollm2 smollm2-": "",
         "flexlab help comp": "completion",
         "flexlab disab": "disable",
+        "flexlab events --fo": "--follow",
+        "flexlab why smollm2-": "smollm2-135m",
         "flexlab keep smollm2 smollm2-": "smollm2-135m",
         "flexlab gpus --wa": "--watch",
         "flexlab gpus --interval 2 --sys": "--sysroot",

@@ -51,7 +51,7 @@ def test_an_unknown_verb_suggests_the_near_one(flexlab: Flexlab) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        *((verb,) for verb in ("up", "run", "pull", "rm", "down", "logs", "pin", "disable")),
+        *((verb,) for verb in "up run pull rm down logs pin disable restart why".split()),
         ("up", "--bogus"),
         ("--bogus",),
     ],

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from functools import partial
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,13 @@ from daemon_lab import Lab, Start
 from flexlab.core.settings import Settings
 from flexlab.daemon.lockfile import take_lock
 from flexlab.daemon.service import Service
-from flexlab.demo.machine import demo_machine, demo_ram
+from flexlab.demo.machine import demo_machine
 from flexlab.demo.runtime import DemoRuntime
 from flexlab.demo.world import DemoWorld
 from flexlab.gpus import helper
 from flexlab.gpus.inventory import detect
 from flexlab.gpus.memory import sample_ram
+from flexlab.runtimes.external import ExternalRuntime
 from flexlab.spec.control import ShutdownRequest
 
 
@@ -35,20 +35,31 @@ def world() -> Any:
 async def start(world: DemoWorld) -> AsyncIterator[Start]:
     """`await start(setting=...)`: a daemon; those still open at the end are closed.
 
-    With `root`, on the machine whose files are below it, read by the real hardware helper.
+    With `root`, on the machine whose files are below it, read by the real hardware helper; else on
+    the demo's, of whose `ram_gib` 1 GiB is in use and half a GiB is kept for the system.
     """
     open_labs: list[Lab] = []
 
-    async def start_one(*, root: Path | None = None, **settings: Any) -> Lab:
+    async def start_one(
+        *,
+        root: Path | None = None,
+        externals: Mapping[str, str] | None = None,
+        ram_gib: float = 16.0,
+        **settings: Any,
+    ) -> Lab:
         lock = take_lock()
         assert lock is not None, "another daemon of this test still has the lock"
+        machine = demo_machine(ram_gib=ram_gib)
         service = Service(
             Settings(port=0, **settings),
-            {},
+            externals or {},
             options={"port": 0, **settings},
-            runtimes={"process": DemoRuntime(world, name="process")},
-            detect=demo_machine if root is None else partial(detect, root),
-            read_ram=demo_ram if root is None else partial(sample_ram, root),
+            runtimes={
+                "process": DemoRuntime(world, name="process"),
+                "external": ExternalRuntime(externals or {}),
+            },
+            detect=lambda: machine if root is None else detect(root),
+            read_ram=lambda: machine.pools[0] if root is None else sample_ram(root),
             hardware_command=None if root is None else helper.command(root, interval_s=0.1),
         )
         lab = Lab(service, world, lock)
