@@ -26,6 +26,8 @@ HEAVY = (
     "rich",
 )
 
+NEED_A_MODEL = ("up", "run", "pull", "rm", "down", "logs", "pin", "disable", "restart", "why")
+
 
 def test_a_bare_command_prints_the_help(flexlab: Flexlab) -> None:
     bare, asked = flexlab(), flexlab("--help")
@@ -51,7 +53,7 @@ def test_an_unknown_verb_suggests_the_near_one(flexlab: Flexlab) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        *((verb,) for verb in "up run pull rm down logs pin disable restart why".split()),
+        *((verb,) for verb in NEED_A_MODEL),
         ("up", "--bogus"),
         ("--bogus",),
     ],
