@@ -28,7 +28,7 @@ from flexlab.spec.control import (
     Why,
     WireProblem,
 )
-from flexlab.spec.lab import Event, Snapshot, UpStep
+from flexlab.spec.lab import Event, History, Snapshot, UpStep
 from flexlab.spec.plan import Keep, Wishes
 
 QUICK_TIMEOUT_S = 5.0
@@ -125,6 +125,11 @@ class Client:
         """Why a model is in its state."""
         path = f"/why?{urlencode({'model': model})}"
         return self._call("GET", path, Why, timeout_s=QUICK_TIMEOUT_S)
+
+    def history(self, seconds: int) -> History:
+        """Series of GPUs and models, and which instance ran when, of the last `seconds`."""
+        path = f"/history?{urlencode({'seconds': seconds})}"
+        return self._call("GET", path, History, timeout_s=QUICK_TIMEOUT_S)
 
     def requests(self, last: int) -> Requests:
         """Requests in flight, and the last that ended."""

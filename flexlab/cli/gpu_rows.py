@@ -11,7 +11,7 @@ from itertools import groupby
 from flexlab.cli import output
 from flexlab.cli.table import Column
 from flexlab.core.units import show_bytes
-from flexlab.spec.machine import RAM_POOL, Cpu, Gpu, Machine, MigSlice, Pool, Problem
+from flexlab.spec.machine import CHIP_TEMPS, RAM_POOL, Cpu, Gpu, Machine, MigSlice, Pool, Problem
 
 COLUMNS = (
     Column("INDEX"),
@@ -27,8 +27,6 @@ CPU_INDEX = "cpu"
 UNKNOWN = "?"
 _MAKERS = ("AMD", "NVIDIA", "Intel")
 _NO_MARKS = str.maketrans("", "", "®™")
-_FIRST_TEMPS = ("edge", "gpu", "pkg")
-"""What the makers call the temperature of the chip as a whole."""
 
 
 def device_rows(machine: Machine, states: Mapping[str, str] | None = None) -> list[list[str]]:
@@ -131,7 +129,7 @@ def show_busy(gpu: Gpu) -> str:
 def show_temp(gpu: Gpu) -> str:
     """Of the chip as a whole; where only spots are measured, of the hottest."""
     temps = gpu.temps_c
-    chip = next((temps[name] for name in _FIRST_TEMPS if name in temps), None)
+    chip = next((temps[name] for name in CHIP_TEMPS if name in temps), None)
     return _reading(gpu, max(temps.values(), default=None) if chip is None else chip, "C")
 
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -32,6 +33,8 @@ class EventLog:
         self._torn = False
         """The file ends in the half line of a daemon that was killed while it wrote."""
         self._changed = asyncio.Event()
+        self.heard: list[Callable[[Event], None]] = []
+        """Called with each event, on the loop."""
         self.last_id = self._read_back()
 
     def _read_back(self) -> int:
@@ -79,6 +82,8 @@ class EventLog:
             bytes=size,
         )
         self._ring.append(event)
+        for heard in self.heard:
+            heard(event)
         log.info("%s", text)
         self._write(_encode(event) + b"\n")
         changed, self._changed = self._changed, asyncio.Event()

@@ -104,6 +104,11 @@ class GpuReadings:
         now = replace(ram, used_bytes=account.used_bytes) if account else ram
         return tuple(pools.assign(read, now).gpus)
 
+    @property
+    def latest(self) -> Sample | None:
+        """The last tick as it came; None before the first."""
+        return self._sample
+
     def samples(self) -> tuple[GpuSample, ...]:
         """Every value of the last tick, with its age."""
         return self._sample.gpus if self._sample else ()

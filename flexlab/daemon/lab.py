@@ -41,7 +41,7 @@ from flexlab.spec.control import (
     UpRequest,
     Why,
 )
-from flexlab.spec.lab import Event, ModelView, Snapshot, UpStep
+from flexlab.spec.lab import Event, History, ModelView, Snapshot, UpStep
 from flexlab.spec.lease import Lease, Refused
 from flexlab.spec.machine import Machine
 from flexlab.spec.plan import Candidate, Refusal, Wishes
@@ -81,6 +81,8 @@ class Lab:
         self.observed: Callable[[int], tuple[RequestView, ...]] = lambda _last: ()
         """The gateway's: requests in flight, and the last so many that ended."""
         self.cancel_one: Callable[[str], RequestView] = no_such_request
+        self.recorded: Callable[[float, float], Callable[[], History]] = nothing_recorded
+        """(seconds, now) -> what builds the history of so long."""
         self._runtimes = runtimes
         self._stop = stop
         self._models = models
@@ -322,6 +324,11 @@ class Lab:
         lines = runtime.logs(ref, log_path, tail=tail, follow=follow)
         return stream(lines)
 
+    async def history(self, seconds: float) -> History:
+        """Series and runs of the last `seconds`."""
+        build = self.recorded(seconds, time.time())
+        return await self.launcher.threads.call("screens", build)  # it waits for no planning
+
     async def events(self, after: int, *, follow: bool) -> AsyncIterator[Event]:
         """Events newer than `after`, and then as they come if `follow`."""
         while True:
@@ -345,6 +352,11 @@ def _alike(one: Candidate, other: Candidate) -> bool:
 
 async def _only(step: UpStep) -> AsyncIterator[UpStep]:
     yield step
+
+
+def nothing_recorded(seconds: float, at: float) -> Callable[[], History]:
+    """Of a lab that keeps no history."""
+    return lambda: History(at=at, begin=at, step_s=1.0)
 
 
 def no_such_request(request: str) -> RequestView:

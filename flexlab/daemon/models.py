@@ -25,6 +25,7 @@ from flexlab.spec.plan import Refusal
 log = logging.getLogger(__name__)
 KNOWN_FOR_S = 1.0
 """How long facts about files (what is installed) are believed; each look costs a few stat calls."""
+_TEXT = frozenset({"chat", "completions"})
 
 
 class Models:
@@ -174,6 +175,11 @@ class Models:
                 status=400,
             )
         )
+
+    def makes_text(self, model: str) -> bool:
+        """Whether its answers are counted in tokens; of what is not known: yes."""
+        known = self._known.get(model)
+        return known is None or bool(_TEXT.intersection(known.capabilities))
 
     def views(self) -> tuple[ModelView, ...]:
         """Every model as people and programs see it."""

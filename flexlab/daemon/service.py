@@ -23,6 +23,7 @@ from flexlab.daemon.externals import Externals
 from flexlab.daemon.files import Records, installation_id
 from flexlab.daemon.gpu_readings import GpuReadings
 from flexlab.daemon.hardware import Hardware
+from flexlab.daemon.history import TICK_S, Recorder, tokens_of
 from flexlab.daemon.lab import Lab
 from flexlab.daemon.launcher import Launcher
 from flexlab.daemon.lockfile import Lock
@@ -179,6 +180,13 @@ class Service:
         self.lab.observed = partial(observed, self.gateway)
         self.lab.cancel_one = partial(cancel_one, self.gateway)
         self.models.speed_of = self.gateway.observer.speed_of
+        self.history = Recorder(
+            self.scheduler,
+            lambda: tokens_of(self.gateway),
+            makes_text=self.models.makes_text,
+        )
+        self.events.heard.append(self.history.note)
+        self.lab.recorded = self.history.history
         self.control = ControlServer(self.lab)
         self.readings = Readings(
             self.scheduler, self.launcher, self.runtimes, settings.log_max_bytes, read_ram
@@ -221,6 +229,7 @@ class Service:
         if self.registry.externals:
             tasks.every(EXTERNALS_S, "external servers", self.externals.look)
         tasks.every(LOGS_S, "log rotation", self.readings.rotate_logs)
+        tasks.every(TICK_S, "history", self._remember)
         tasks.every(LOOK_S, "settings and recipes", self.reload.look)
         tasks.every(NEW_GPUS_S, "new GPUs", self._look_for_new_gpus)
         tasks.every(SOCKET_S, "control socket", lambda: self._be_reachable(lock))
@@ -245,6 +254,9 @@ class Service:
         if machine.gpus and not self._watches_gpus:
             self._watches_gpus = True
             self.hardware.start()
+
+    async def _remember(self) -> None:
+        self.history.tick(time.time(), self.gpu_readings.latest)
 
     async def _look_for_new_gpus(self) -> None:
         """The helper sees a card that came (or went) after the start."""

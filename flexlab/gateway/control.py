@@ -4,7 +4,7 @@ Starlette on a unix socket, JSON by msgspec, streams as JSON lines. The folder o
 and every peer's uid is checked, so there are no keys here. `flexlab/client.py` speaks this.
 
     GET  /status    GET /snapshot    GET /events?after=&follow=    GET /logs?model=&tail=&follow=
-    GET  /why?model=                 GET /requests?last=
+    GET  /why?model=                 GET /requests?last=           GET /history?seconds=
     POST /up        POST /down       POST /restart                 POST /hold
     POST /cancel    POST /rm         POST /shutdown
 """
@@ -50,11 +50,12 @@ from flexlab.spec.control import (
     Why,
     WireProblem,
 )
-from flexlab.spec.lab import Event, Snapshot, UpStep
+from flexlab.spec.lab import Event, History, Snapshot, UpStep
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 LAST_REQUESTS = 50
+HISTORY_S = 300
 _HEADERS = {"x-flexlab-version": __version__}
 _UCRED = struct.Struct("3i")
 
@@ -75,6 +76,7 @@ class ControlLab(Protocol):
     def why(self, model: str) -> Why: ...
     def requests(self, *, last: int) -> Requests: ...
     def cancel(self, request: CancelRequest) -> Cancelled: ...
+    async def history(self, seconds: float) -> History: ...
 
 
 def application(lab: ControlLab, ending: asyncio.Event) -> Starlette:
@@ -106,6 +108,9 @@ def application(lab: ControlLab, ending: asyncio.Event) -> Starlette:
     async def requests(request: Request) -> Response:
         return _json(lab.requests(last=_number(request, "last", LAST_REQUESTS)))
 
+    async def history(request: Request) -> Response:
+        return _json(await lab.history(_number(request, "seconds", HISTORY_S)))
+
     async def cancel(request: Request) -> Response:
         return _json(lab.cancel(await _body(request, CancelRequest)))
 
@@ -136,6 +141,7 @@ def application(lab: ControlLab, ending: asyncio.Event) -> Starlette:
         ("POST", "/restart", restart),
         ("GET", "/why", why),
         ("GET", "/requests", requests),
+        ("GET", "/history", history),
         ("POST", "/cancel", cancel),
         ("POST", "/rm", rm),
         ("POST", "/shutdown", shutdown),

@@ -11,6 +11,7 @@ from flexlab.spec.machine import Gpu, GpuSample, PoolKind
 from flexlab.spec.plan import Keep, Refusal
 
 SNAPSHOT_SCHEMA = 1
+HISTORY_SCHEMA = 1
 
 ModelWord = Literal[
     "cold",
@@ -185,6 +186,55 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """The model that caused it, where one did."""
     seconds: float | None = None
     bytes: int | None = None
+
+
+class RunStep(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance came into a state, at a Unix time."""
+
+    at: float
+    state: str
+    """As of instances, and `gone` once that is confirmed, or `stuck`."""
+    why: str = ""
+    by: str | None = None
+    """The model that it yields to."""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One instance from its start on, with all that it went through: a bar of a timeline."""
+
+    instance: str
+    model: str
+    devices: tuple[str, ...]
+    began_at: float
+    ended_at: float | None = None
+    """None while it is there."""
+    steps: tuple[RunStep, ...] = ()
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """Values of one GPU or model over time, by name; None where one was not known.
+
+    Of a GPU: `used_bytes busy_percent temperature_c power_w`. Of a model: `in_flight waiting`, and
+    `tokens_per_s` while it could answer. A name of which nothing was ever known is absent.
+    """
+
+    id: str
+    values: dict[str, tuple[float | None, ...]]
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """The last minutes or hours; self-contained, so that a recording replays.
+
+    Value i of every series is of the `step_s` seconds from `begin + i * step_s` (Unix time) on.
+    """
+
+    schema: int = HISTORY_SCHEMA
+    at: float
+    begin: float
+    step_s: float
+    gpus: tuple[Series, ...] = ()
+    models: tuple[Series, ...] = ()
+    runs: tuple[Run, ...] = ()
 
 
 class UpStep(msgspec.Struct, frozen=True, kw_only=True):
