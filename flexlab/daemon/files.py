@@ -88,10 +88,11 @@ class Records:
         return sorted(found, key=lambda record: record.created_at)
 
 
-class ModelState(msgspec.Struct, frozen=True, kw_only=True):
+class ModelState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a user decided about one model; survives the daemon."""
 
-    keep: Keep = "cold"
+    keep: Keep | None = None
+    """None: as its recipe says."""
     pinned: bool = False
     enabled: bool = True
     held_down: bool = False

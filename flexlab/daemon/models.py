@@ -20,7 +20,7 @@ from flexlab.scheduler.state import Model
 from flexlab.scheduler.views import Known, Views
 from flexlab.spec.lab import ModelView
 from flexlab.spec.lease import Refused
-from flexlab.spec.plan import Refusal
+from flexlab.spec.plan import Keep, Refusal
 
 log = logging.getLogger(__name__)
 KNOWN_FOR_S = 1.0
@@ -82,7 +82,7 @@ class Models:
         state = self._states.get(name, ModelState())
         model = Model(
             name=name,
-            keep=state.keep,
+            keep=state.keep or self._recipes_keep(name),
             pinned=state.pinned,
             enabled=state.enabled,
             held_down=state.held_down,
@@ -94,8 +94,6 @@ class Models:
             model.idle_timeout_s = recipe.idle_timeout
             model.replicas = recipe.replicas
             model.max_in_flight = recipe.max_in_flight
-            if name not in self._states:
-                model.keep = recipe.keep
         self._scheduler.add_model(model)
 
     def follow(self, name: str, before: ModelRecipe | None) -> None:
@@ -141,7 +139,7 @@ class Models:
         """Keep what users decided, also of models that cannot be found at present."""
         for model in self._scheduler.models.values():
             self._states[model.name] = ModelState(
-                keep=model.keep,
+                keep=None if model.keep == self._recipes_keep(model.name) else model.keep,
                 pinned=model.pinned,
                 enabled=model.enabled,
                 held_down=model.held_down,
@@ -153,6 +151,11 @@ class Models:
             await self._threads.call("worker", write_models, self._states_file, states)
         except OSError as error:
             log.warning("what you decided about models is not kept: %s", error)
+
+    def _recipes_keep(self, name: str) -> Keep:
+        """What holds of a model of which nobody decided otherwise."""
+        recipe = self._registry.recipes().get(name)
+        return "cold" if recipe is None else recipe.keep
 
     def _proved(self, model: Model) -> bool:
         """A derived model is one of the lab's once it has run, not by being named once."""

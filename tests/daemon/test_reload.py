@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -311,14 +312,32 @@ def client_of_daemon() -> client.Client:
     return daemons.connect(start=False)
 
 
+async def asked_from(lab: Watched, origin: str) -> int:
+    """Status of a request by a web page of this origin."""
+
+    def ask() -> int:
+        address = lab.lab.service.gateway.address
+        connection = http.client.HTTPConnection(address.host, address.port, timeout=20)
+        try:
+            connection.request("GET", "/v1/models", headers={"Origin": origin})
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    return await asyncio.to_thread(ask)
+
+
 async def test_limits_of_the_gateway_and_of_logs_count_at_once(home: Path, begin: Begin) -> None:
     write_recipe(home, "small")
     lab = await begin()
+    assert await asked_from(lab, "https://chat.example.org") == 403
     write_settings("max_body: 1K\nlog_max: 2M\nallow_origins: [https://chat.example.org]\n")
     (event,) = await lab.look()
     assert "max_body 1.0G -> 1K" in event.text
     status, _ = await lab.lab.post("/v1/chat/completions", {"model": "small", "x": "y" * 2000})
     assert status == 413
+    assert await asked_from(lab, "https://chat.example.org") == 200
+    assert await asked_from(lab, "https://elsewhere.example.org") == 403
     assert lab.lab.service.readings.log_max_bytes == 2 << 20
 
 
@@ -508,6 +527,41 @@ async def test_what_a_user_decided_beats_what_the_recipe_says_later(
         write_recipe(home, name)
     await lab.look()
     assert (models["follows"].keep, models["decided"].keep) == ("cold", "cold")
+
+
+async def test_what_was_decided_against_a_recipe_outlives_the_daemon(
+    home: Path, start: Start
+) -> None:
+    """And what was not decided follows the recipe, also one that changed between two daemons."""
+    names = ("decided", "follows")
+    for name in names:
+        recipe = write_recipe(home, name)
+        recipe.write_text(recipe.read_text() + "keep: warm\n")
+    lab = await start()
+    await asyncio.to_thread(client_of_daemon().hold, ("decided",), keep="cold")
+    await start.end(lab)  # type: ignore[attr-defined]
+    lab = await start()
+    models = lab.service.scheduler.models
+    assert [models[name].keep for name in names] == ["cold", "warm"]
+    await start.end(lab)  # type: ignore[attr-defined]
+    for name in names:
+        write_recipe(home, name)
+    lab = await start()
+    assert [lab.service.scheduler.models[name].keep for name in names] == ["cold", "cold"]
+
+
+async def test_a_recipe_that_changes_while_its_model_starts_is_judged_once_its_plan_is_known(
+    home: Path, begin: Begin
+) -> None:
+    lab, _ = await two_running(home, begin, linger_s=3600.0)
+    (instance,) = lab.lab.service.scheduler.instances_of("two")
+    known, instance.plan_hash = instance.plan_hash, ""
+    write_recipe(home, "two", context=2048)
+    await lab.look()
+    assert lab.conditions("two") == set()
+    instance.plan_hash = known
+    await lab.look()
+    assert lab.conditions("two") == {"stale"}
 
 
 async def test_a_recipe_that_is_written_while_the_daemon_runs_is_a_model_at_once(
