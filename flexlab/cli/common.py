@@ -13,9 +13,13 @@ import typer.core
 from flexlab.cli import output
 from flexlab.cli.complaints import unknown_command
 from flexlab.core.errors import UsageError
+from flexlab.core.units import parse_seconds
 from flexlab.spec.plan import RuntimeName, Wishes
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+SHORTEST_INTERVAL_S = 0.1
+"""Of --watch."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Answer as JSON, in a stable shape.")]
 ModelArgument = Annotated[
@@ -223,6 +227,24 @@ def runtime_name(word: str | None, known: Sequence[str]) -> RuntimeName | None:
         f"runtime {typed(word)!r} is not in this version; there is: {', '.join(known)}",
         f"--runtime {known[0]}, or no --runtime at all",
     )
+
+
+def watch_interval_s(text: str | None, default_s: float, *, watch: bool, command: str) -> float:
+    """`--interval` of a verb with `--watch`. Raises UsageError; `command` is how it is used."""
+    if text is None:
+        return default_s
+    if not watch:
+        raise UsageError("--interval needs --watch", f"{command} --interval 2")
+    try:
+        seconds = parse_seconds(typed(text))
+    except ValueError as error:
+        raise UsageError(f"--interval: {error}", f"{command} --interval 2") from None
+    if seconds < SHORTEST_INTERVAL_S:
+        raise UsageError(
+            f"--interval must be at least {SHORTEST_INTERVAL_S:g} s, not {typed(text)}",
+            f"{command} --interval 1",
+        )
+    return seconds
 
 
 def need_words(words: list[str], what: str, usage: str) -> None:

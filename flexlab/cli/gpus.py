@@ -12,7 +12,14 @@ import typer
 from msgspec.structs import replace
 
 from flexlab.cli import output
-from flexlab.cli.common import JsonOption, SysrootOption, machine_root, typed, verb_app
+from flexlab.cli.common import (
+    JsonOption,
+    SysrootOption,
+    machine_root,
+    typed,
+    verb_app,
+    watch_interval_s,
+)
 from flexlab.cli.gpu_rows import (
     COLUMNS,
     CPU_INDEX,
@@ -23,14 +30,12 @@ from flexlab.cli.gpu_rows import (
 from flexlab.cli.variables import warn_of_variables
 from flexlab.core import paths
 from flexlab.core.errors import FlexLabError, UsageError
-from flexlab.core.units import parse_seconds
 from flexlab.gpus import isolated
 from flexlab.gpus.bus import plain_slot
 from flexlab.gpus.helper import INTERVAL_S
 from flexlab.gpus.isolated import Sizes
 from flexlab.spec.machine import Cpu, Gpu, Machine
 
-SHORTEST_INTERVAL_S = 0.1
 NO_GPU = "no GPU was found; flexlab doctor says what was looked at"
 
 app = verb_app()
@@ -58,9 +63,7 @@ def gpus(
 
     The star marks the one that a model for a single GPU would get.
     """
-    interval_s = _seconds(interval)
-    if interval is not None and not watch:
-        raise UsageError("--interval needs --watch", "flexlab gpus --watch --interval 2")
+    interval_s = watch_interval_s(interval, INTERVAL_S, watch=watch, command="flexlab gpus --watch")
     root = machine_root(sysroot)
     warn_of_variables()
     sizes = ram_sizes(root)
@@ -77,21 +80,6 @@ def gpus(
         output.answer_json(machine_as_json(machine))
     else:
         _show(machine)
-
-
-def _seconds(text: str | None) -> float:
-    if text is None:
-        return INTERVAL_S
-    try:
-        seconds = parse_seconds(typed(text))
-    except ValueError as error:
-        raise UsageError(f"--interval: {error}", "flexlab gpus --watch --interval 2") from None
-    if seconds < SHORTEST_INTERVAL_S:
-        raise UsageError(
-            f"--interval must be at least {SHORTEST_INTERVAL_S:g} s, not {typed(text)}",
-            "flexlab gpus --watch --interval 1",
-        )
-    return seconds
 
 
 def ram_sizes(root: Path) -> Sizes:
