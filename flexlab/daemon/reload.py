@@ -70,7 +70,7 @@ class Reload:
                 "others": tuple(recipes / kind for kind in ("backends", "gpus", "certificates")),
             }
         )
-        self._recipes = registry.recipes()
+        self._recipes = self._from_files()
         self._wrong_settings: list[str] = []
         self._wrong_recipes: set[str] = set()
         self._unjudged: set[str] = set()
@@ -137,7 +137,7 @@ class Reload:
         """`others`: also recipes of engines and cards, from which any plan may follow."""
         in_use = self._models.in_use()
         await self._call("worker", self._registry.refresh, in_use)
-        before, now = self._recipes, self._registry.recipes()
+        before, now = self._recipes, self._from_files()
         self._recipes = now
         changed = {name for name in before.keys() | now if before.get(name) != now.get(name)}
         self._models.register_all()
@@ -156,6 +156,11 @@ class Reload:
         if news or (were - wrong and not new):
             self._tell("recipes", was_wrong=bool(were - wrong) and not new, news=news)
         await self._judge_plans(None if others else changed)
+
+    def _from_files(self) -> dict[str, ModelRecipe]:
+        """Recipes of models that are neither external nor derived from a source."""
+        others = self._registry.sources.keys() | self._registry.externals.keys()
+        return {n: r for n, r in self._registry.recipes().items() if n not in others}
 
     async def _judge_plans(self, names: Collection[str] | None) -> None:
         """Mark what runs on another plan than it would get now; None: of all models."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon_lab import Lab, Start, write_recipe
+from daemon_lab import Lab, Start, gguf, write_recipe
 
 from flexlab import client, daemons
 from flexlab.core import paths
@@ -19,6 +19,7 @@ from flexlab.daemon.filewatch import FileWatch
 from flexlab.demo.machine import demo_machine
 from flexlab.spec.lab import Event
 from flexlab.spec.machine import Machine
+from flexlab.spec.plan import Wishes
 
 
 class Watched:
@@ -562,6 +563,19 @@ async def test_a_recipe_that_changes_while_its_model_starts_is_judged_once_its_p
     instance.plan_hash = known
     await lab.look()
     assert lab.conditions("two") == {"stale"}
+
+
+async def test_a_model_of_a_mere_file_is_no_news_of_the_recipes(home: Path, begin: Begin) -> None:
+    weights = home / "mine.gguf"
+    weights.write_bytes(gguf())
+    lab = await begin()
+    steps = client_of_daemon().up(weights.as_uri(), Wishes())
+    await asyncio.to_thread(list, steps)
+    write_recipe(home, "late")
+    (event,) = await lab.look()
+    assert "mine" not in event.text
+    assert lab.conditions("mine") == set()
+    assert lab.lab.running() == ["mine"]
 
 
 async def test_a_recipe_that_is_written_while_the_daemon_runs_is_a_model_at_once(
