@@ -86,6 +86,7 @@ def occupant(instance: Instance, model: Model, now: float, policy: Policy) -> Oc
         turn_over=now >= turn_end,
         load_s=instance.load_s or 0.0,
         settling=instance.state == "draining",
+        yields_to=instance.drained_for,
         is_replica=instance.is_replica,
     )
 

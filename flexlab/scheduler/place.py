@@ -94,6 +94,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Why not; None: it depends on who is in its way, and is asked only where it matters."""
     awaits_busy: bool = False
     """Of what has to be gone first, and leaves already, something still works."""
+    is_for_it: bool = False
+    """Of that, something leaves for its sake."""
     cost: tuple[float, ...] = ()
     """Of the victims: those that cost less are taken."""
 
@@ -145,7 +147,8 @@ def choose(
                 return _placement(answer)  # nothing costs less, and the first of these counts
             elif best is None or answer.cost < best.cost:
                 best = answer
-        under_way = next((one for one in others if one.is_under_way), None)
+        ways = [one for one in others if one.is_under_way]
+        under_way = next((one for one in ways if one.is_for_it), ways[0] if ways else None)
         if best is not None and (under_way is None or _is_sooner(best, under_way)):
             return _placement(best)
         for answer in others if under_way is None else [under_way]:
@@ -203,7 +206,8 @@ def judge(candidate: Candidate, occupancy: Seen, policy: Policy, asker: Asker) -
             why=f"waits for {names} to be gone",
             under_way=True,
         )
-        return Answer(candidate=candidate, said=wait, awaits_busy=busy)
+        is_for_it = any(o.yields_to == candidate.model for o in going)
+        return Answer(candidate=candidate, said=wait, awaits_busy=busy, is_for_it=is_for_it)
     cost = _cost(victims)
     return Answer(candidate=candidate, victims=tuple(victims), awaits_busy=busy, cost=cost)
 

@@ -70,6 +70,8 @@ class Occupant(msgspec.Struct, frozen=True, kw_only=True):
     load_s: float = 0.0
     settling: bool = False
     """Draining on behalf of somebody else already."""
+    yields_to: str | None = None
+    """Model for whose sake it leaves."""
     is_replica: bool = False
     """Beyond the first of its model: the first victim, at any time (rule 18)."""
 

@@ -8,21 +8,25 @@ stories.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from storms import (
     RELOAD,
     REQUESTS,
     STRANGERS,
     TROUBLE,
+    UNHURRIED_S,
     USER,
     Shape,
     Storm,
     shapes,
     steps,
 )
-from world import play
+from world import STUCK_AFTER_S, play
+
+from flexlab.scheduler.policy import turn_s
 
 TIMES = int(os.environ.get("FLEXLAB_STORMS", "1"))
 Story = list[tuple[str, int, float]]
@@ -34,6 +38,7 @@ def told(count: int) -> settings:
         max_examples=count * TIMES,
         deadline=None,
         print_blob=True,
+        phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
 
@@ -54,6 +59,49 @@ def test_claims_groups_deadlines_and_rest(models: list[Shape], story: Story) -> 
         async with storm.told():
             await storm.play(story)
             await storm.run(125)
+            await storm.end()
+
+    play(told())
+
+
+@told(60)
+@given(labs(), steps(*REQUESTS, *REQUESTS, *REQUESTS, *USER, *RELOAD, most=60))
+def test_the_highest_waits_no_longer_than_a_drain_and_a_stop(
+    models: list[Shape], story: Story
+) -> None:
+    async def told() -> None:
+        urgent = replace(models[0], priority=900, more={})
+        storm = Storm([urgent, *models[1:]], is_strict=True, queue_timeout_s=5000)
+        # What is left of an earlier instance of its own may have to stop first.
+        own_s = STUCK_AFTER_S + urgent.load_s + 0.1
+        storm.bound_s = lambda asked: UNHURRIED_S + own_s if asked.model == "m0" else 5000
+        async with storm.told():
+            await storm.play(
+                [
+                    (deed, number or (0 if deed in REQUESTS else 1), pause)
+                    for deed, number, pause in story
+                ]
+            )
+            await storm.end()
+
+    play(told())
+
+
+@told(60)
+@given(labs(priorities=(100,)), steps("ask", "ask", "ask", "hang up", most=60))
+def test_equals_that_never_end_take_turns(models: list[Shape], story: Story) -> None:
+    async def told() -> None:
+        equal = [replace(shape, more={}) for shape in models]
+        storm = Storm(equal, is_strict=True, queue_timeout_s=5000, drain_limit_s=60)
+        policy = storm.scheduler.policy
+        turns_s = [
+            turn_s(one.load_s, policy) + 60 + policy.stop_timeout_s + 25 + one.load_s
+            for one in equal
+        ]
+        storm.bound_s = lambda asked: sum(turns_s)
+        async with storm.told():
+            await storm.play(story)
+            await storm.run(sum(turns_s))
             await storm.end()
 
     play(told())
