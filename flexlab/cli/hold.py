@@ -106,4 +106,6 @@ def _not_now(model: ModelView) -> str:
         return f"; it is disabled, and does not start before flexlab enable {model.name}"
     if model.instances:
         return ""
+    if model.keep == "warm":  # it may come back by itself; `why` knows whether
+        return f"; it does not run now, flexlab why {model.name} says what it waits for"
     return f"; it does not run now, the next request or flexlab up {model.name} starts it"

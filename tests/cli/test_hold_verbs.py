@@ -66,9 +66,15 @@ def test_the_answer_says_what_holds_now(
 def test_of_a_model_that_does_not_run_the_answer_says_what_starts_it(
     flexlab_here: Flexlab, daemon: FakeDaemon
 ) -> None:
-    held(daemon, {"instances": (), "pinned": True}, {"instances": (), "enabled": False})
-    running, disabled = flexlab_here("pin", "smollm2", "other").stdout.splitlines()
-    assert f"flexlab up {MODEL} starts it" in running
+    held(
+        daemon,
+        {"instances": (), "pinned": True},
+        {"instances": (), "enabled": False},
+        {"instances": (), "keep": "warm"},
+    )
+    cold, disabled, kept = flexlab_here("pin", "one", "two", "three").stdout.splitlines()
+    assert f"flexlab up {MODEL} starts it" in cold
+    assert f"flexlab why {MODEL}" in kept, "it may come back without anybody's doing"
     assert f"flexlab enable {MODEL}" in disabled
 
 
