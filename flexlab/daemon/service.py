@@ -134,7 +134,7 @@ class Service:
             "external": ExternalRuntime(externals),
         }
         self.installation = installation_id(state)
-        self.events = EventLog(state / "events.jsonl")
+        self.events = EventLog(paths.events_file())
         self.records = Records(paths.instances_dir())
         claims = Claims(state / "claims.json")
         self.registry = Registry(settings, self.runtimes, externals, claims=claims, detect=detect)
