@@ -22,9 +22,9 @@ from flexlab.runtimes import logfile, proc
 from flexlab.runtimes.base import Watch
 from flexlab.runtimes.children import children
 from flexlab.runtimes.engine_env import engine_environment, python_command
+from flexlab.runtimes.exits import ended
 from flexlab.runtimes.pidwatch import ProcessWatcher
 from flexlab.runtimes.preflight import process_facts
-from flexlab.spec.engine import CAUSES
 from flexlab.spec.instance import (
     Endpoint,
     Found,
@@ -99,7 +99,7 @@ class ProcessRuntime:
             return RunState(alive=None, why=f"{type(ref).__name__} is not a process")
         exit_code = children.exit_code(ref)
         if exit_code is not None:
-            return _ended(exit_code)
+            return ended(exit_code)
         if proc.is_alive(ref):
             return RunState(alive=True)
         if ref.boot_id != proc.boot_id():
@@ -270,28 +270,6 @@ def _endpoint(plan: LaunchPlan, launch: Launch, port: int) -> Endpoint:
         headers=(("authorization", f"Bearer {launch.api_key}"),) if has_key else (),
         on_disconnect=plan.on_disconnect,
     )
-
-
-def _ended(exit_code: int) -> RunState:
-    if exit_code in CAUSES:
-        code, why = CAUSES[exit_code]
-        return RunState(alive=False, exit_code=exit_code, why=why, code=code)
-    if exit_code > 128:
-        return RunState(alive=False, exit_code=exit_code, why=_signal_sentence(exit_code - 128))
-    words = "it ended by itself" if exit_code == 0 else "it failed"
-    return RunState(alive=False, exit_code=exit_code, why=f"{words} (exit code {exit_code})")
-
-
-def _signal_sentence(number: int) -> str:
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = f"signal {number}"
-    notes = {
-        "SIGKILL": "; the kernel does that too when memory runs out",
-        "SIGILL": "; this CPU lacks an instruction that the engine uses",
-    }
-    return f"it was killed by {name}{notes.get(name, '')}"
 
 
 def _wait_until_gone(refs: Sequence[ProcessRef], timeout_s: float) -> bool:
