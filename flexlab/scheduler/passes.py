@@ -86,6 +86,13 @@ class Passes(Accounts):
             if wanted is not None and (not self.models[wanted].waiters or self._of(wanted)):
                 instance.drained_for = None
                 self._admit(instance, f"{wanted} does not need its memory any more")
+            elif (
+                wanted is not None
+                and self.models[instance.model].pinned
+                and not instance.is_replica
+            ):
+                instance.drained_for = None
+                self._admit(instance, "it is pinned now")
             elif not instance.leases:
                 self._stop(instance, instance.why)
             elif instance.until is not None and now >= instance.until:

@@ -148,7 +148,7 @@ def choose(
             elif best is None or answer.cost < best.cost:
                 best = answer
         ways = [one for one in others if one.is_under_way]
-        under_way = next((one for one in ways if one.is_for_it), ways[0] if ways else None)
+        under_way = min(ways, key=lambda one: (one.awaits_busy, not one.is_for_it), default=None)
         if best is not None and (under_way is None or _is_sooner(best, under_way)):
             return _placement(best)
         for answer in others if under_way is None else [under_way]:

@@ -8,7 +8,6 @@ here awaits, so events are atomic and ordered, and no one looks first and acts l
 from __future__ import annotations
 
 import asyncio
-from math import nextafter
 
 from flexlab.scheduler.reports import Reports, stuck
 from flexlab.scheduler.state import (
@@ -55,8 +54,12 @@ class Scheduler(Reports):
         self._judge_new_waiter(model, now, wants_download)
         future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         wait_s = self.policy.queue_timeout_s if deadline_s is None else deadline_s
-        first = now if since is None else self._place_in_queue(model, min(since, now))
-        waiter = Waiter(future, first, now + wait_s, wants_download, key)
+        first = now if since is None else min(since, now)
+        # Cut for an equal, its model has had its turn, and queues behind all who wait by now.
+        winner = self.models.get(model.preempted_by or "")
+        has_had_turn = winner is not None and winner.priority <= model.priority
+        queued = now if has_had_turn else first
+        waiter = Waiter(future, first, queued, now + wait_s, wants_download, key)
         waiters = [*model.waiters, waiter]
         if since is not None:
             waiters.sort(key=lambda one: one.since)
@@ -64,13 +67,6 @@ class Scheduler(Reports):
         future.add_done_callback(lambda done: self._withdrawn(model, waiter, done))
         self._pass()
         return future
-
-    def _place_in_queue(self, model: Model, since: float) -> float:
-        """Of one that was cut: at the head, yet behind those that its model yielded to."""
-        winner = self.models.get(model.preempted_by or "")
-        if winner is None or not winner.waiters:
-            return since
-        return max(since, nextafter(winner.oldest, NEVER))
 
     def _judge_new_waiter(self, model: Model, now: float, wants_download: bool) -> None:
         if self.closing is not None:

@@ -39,6 +39,8 @@ class Waiter:
     future: asyncio.Future[Lease]
     since: float
     """When its client came; a request that was cut keeps the time of its first coming."""
+    queued: float
+    """From when its model queues among others on its account."""
     deadline: float
     wants_download: bool
     key: str | None = None
@@ -200,7 +202,8 @@ class Model:
 
     @property
     def oldest(self) -> float:
-        return min((waiter.since for waiter in self.waiters), default=NEVER)
+        """By which models are served: when the first of its waiters queued."""
+        return min((waiter.queued for waiter in self.waiters), default=NEVER)
 
 
 @dataclass(slots=True)

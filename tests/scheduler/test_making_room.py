@@ -273,3 +273,38 @@ def test_down_by_force_gives_no_lease_on_what_is_being_stopped() -> None:
         assert seen[0].lease is None
 
     play(story())
+
+
+def test_who_drains_goes_on_when_it_is_pinned() -> None:
+    async def story() -> None:
+        world = World(pools=[card("gpu0", 24), card("gpu1", 24)])
+        world.add("x", 0, on("gpu0", 22), priority=50)
+        world.add("small", 0, on("gpu1", 9), priority=50)
+        world.add("high", 0, on("gpu0", 22), on("gpu1", 22), priority=200)
+        streaming = world.ask("x")
+        await world.run(5)
+        high = world.ask("high")
+        await world.run(5)
+        assert world.state("x") == "draining"
+        world.ask("small").done()
+        world.scheduler.keep("x", pinned=True)
+        await world.run(100)
+        assert streaming.cut is None
+        assert high.lease is not None
+
+    play(story())
+
+
+def test_three_equals_that_never_end_are_served_in_turn() -> None:
+    async def story() -> None:
+        world = World(ram_gib=8, drain_limit_s=60, queue_timeout_s=5000)
+        asked = []
+        for name in ("a", "b", "c"):
+            world.add(name, 6)
+            asked.append(world.ask(name, comes_back=True))
+            await world.run(1)
+        await world.run(250)
+        served = [deed for deed in world.deeds if deed.startswith("start")]
+        assert served[:3] == ["start a", "start b", "start c"]
+
+    play(story())
