@@ -279,14 +279,14 @@ def test_who_drains_goes_on_when_it_is_pinned() -> None:
     async def story() -> None:
         world = World(pools=[card("gpu0", 24), card("gpu1", 24)])
         world.add("x", 0, on("gpu0", 22), priority=50)
-        world.add("small", 0, on("gpu1", 9), priority=50)
+        world.add("other", 0, on("gpu1", 22), priority=50, load_s=4)
         world.add("high", 0, on("gpu0", 22), on("gpu1", 22), priority=200)
         streaming = world.ask("x")
+        world.ask("other")
         await world.run(5)
         high = world.ask("high")
         await world.run(5)
         assert world.state("x") == "draining"
-        world.ask("small").done()
         world.scheduler.keep("x", pinned=True)
         await world.run(100)
         assert streaming.cut is None
