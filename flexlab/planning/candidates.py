@@ -34,6 +34,8 @@ from flexlab.spec.plan import (
 )
 
 DEFAULT_RUNTIME: RuntimeName = "process"
+CONTAINED: RuntimeName = "docker"
+AUTOMATIC = "default"
 
 
 def candidates(
@@ -58,7 +60,7 @@ def candidates(
     is wrong with those that no engine could load. Wishes that name what does not exist are refused
     with status 400.
     """
-    runtime, source = _choose_runtime(wishes, default_runtime)
+    runtime, source, because = _choose_runtime(wishes, default_runtime)
     question = Question(
         recipe=recipe,
         machine=machine,
@@ -68,6 +70,7 @@ def candidates(
         where=where,
         runtime=runtime,
         runtime_source=source,
+        runtime_because=because,
         shapes=shapes or {},
         broken=broken or {},
         gpu_recipe=gpu_recipe,
@@ -77,8 +80,44 @@ def candidates(
     problems = wrong_wishes(recipe, wishes, machine, backend_recipe)
     if problems:
         return Candidates(model=recipe.name, refusal=_refusal(recipe.name, problems))
+    docker = facts.runtimes.get(CONTAINED)
+    if source == AUTOMATIC and docker is not None and docker.available:
+        return _either(question)
+    return _in_runtime(question)
+
+
+def _either(question: Question) -> Candidates:
+    """Nobody named a runtime: containers where they do more than the embedded engine can."""
+    own = _in_runtime(question)
+    contained = msgspec.structs.replace(question, runtime=CONTAINED)
+    found = _in_runtime(contained)
+    because = _why_contained(question, own, found)
+    if because is None:
+        shows_more = bool(question.machine.gpus) and not own.items
+        return found if shows_more and found.refusal else own
+    return _in_runtime(msgspec.structs.replace(contained, runtime_because=because))
+
+
+def _why_contained(question: Question, own: Candidates, found: Candidates) -> str | None:
+    """Why a container is the better way; None where it is not, or where none would start."""
+    if not found.items:
+        return None
+    if question.wishes.image is not None:
+        return "an image was asked for"
+    if not own.items:
+        return "the embedded engine cannot run it"
+    on_cpu = (CPU_DEVICE,)
+    if found.items[0].devices != on_cpu and own.items[0].devices == on_cpu:
+        return "it runs on a GPU there, which the embedded engine cannot use"
+    if found.items[0].image in question.facts.images:
+        return "the container engine has its image"
+    return None
+
+
+def _in_runtime(question: Question) -> Candidates:
     drafts: list[Draft] = []
     out: list[Reason] = []
+    problems: list[Problem] = []
     for variant in _wanted(question):
         choice = _devices(question, variant)
         out += [_not(device, problem.message) for device, problem in choice.out]
@@ -236,12 +275,15 @@ def _worse(one: Draft) -> tuple[bool, bool, int]:
     return experimental, one.cards[0].gpu is None, one.given_up
 
 
-def _choose_runtime(wishes: Wishes, default_runtime: RuntimeName | None) -> tuple[RuntimeName, str]:
+def _choose_runtime(
+    wishes: Wishes, default_runtime: RuntimeName | None
+) -> tuple[RuntimeName, str, str]:
+    """The runtime, who chose it, and why."""
     if wishes.runtime is not None:
-        return wishes.runtime, "option --runtime"
+        return wishes.runtime, "option --runtime", "asked for"
     if default_runtime is not None:
-        return default_runtime, "setting runtime"
-    return DEFAULT_RUNTIME, "default"
+        return default_runtime, "setting runtime", "asked for"
+    return DEFAULT_RUNTIME, AUTOMATIC, "the engine that comes with FlexLab needs no container"
 
 
 def _wanted(question: Question) -> list[AnyVariant]:

@@ -44,6 +44,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Where the model's recipe stands, if that is told once for all of it; else empty."""
     runtime: RuntimeName
     runtime_source: str
+    runtime_because: str
     shapes: Mapping[str, ModelShape]
     gpu_recipe: Callable[[str | None], GpuRecipe | None]
     """By arch; None where none is known."""

@@ -35,10 +35,9 @@ def choice_reasons(
         yield Reason(
             choice=f"backend {variant.backend}", because=because, source=question.where_of(variant)
         )
-    asked = question.runtime_source != "default"
     yield Reason(
         choice=f"runtime {question.runtime}",
-        because="asked for" if asked else "the engine that comes with FlexLab needs no container",
+        because=question.runtime_because,
         source=question.runtime_source,
     )
     yield _device_reason(question, cards)

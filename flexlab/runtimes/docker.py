@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from flexlab.core.errors import LaunchError
 from flexlab.core.text import clean_line
 from flexlab.runtimes.base import LogLines, Watch
-from flexlab.runtimes.containers import abilities, body, places, stats, words
+from flexlab.runtimes.containers import abilities, body, places, pull, stats, words
 from flexlab.runtimes.containers.events import EventWatcher
 from flexlab.runtimes.containers.logs import ContainerLines, keep_tail
 from flexlab.runtimes.exits import ended
@@ -37,6 +37,7 @@ from flexlab.spec.instance import (
     RuntimeRef,
     Started,
 )
+from flexlab.spec.lab import Progress
 from flexlab.spec.machine import Problem
 from flexlab.spec.plan import LaunchPlan, RuntimeFacts, RuntimeName
 
@@ -70,6 +71,7 @@ class DockerRuntime:
         self._clients = threading.local()
         self._made: list[APIClient] = []
         """Of all threads, to be closed with the runtime."""
+        self._images: tuple[float, dict[str, str]] | None = None
         self._can: abilities.Abilities | None = None
         self._facts: tuple[float, RuntimeFacts] | None = None
         self._starting = threading.Lock()
@@ -101,6 +103,28 @@ class DockerRuntime:
             )
             return RuntimeFacts(name="docker", available=False, problems=(problem,))
         return RuntimeFacts(name="docker", available=True, version=str(version.get("Version")))
+
+    def images(self) -> dict[str, str]:
+        """Tag or digest -> id of every image there; empty where the engine cannot be asked."""
+        now = time.monotonic()
+        if self._images is None or now - self._images[0] > FACTS_FRESH_S:
+            found: dict[str, str] = {}
+            with contextlib.suppress(Exception):  # an SDK edge
+                for image in self._client().images():
+                    names = [*(image.get("RepoTags") or ()), *(image.get("RepoDigests") or ())]
+                    found |= {_full_name(name): image["Id"] for name in names}
+                    found |= {name: image["Id"] for name in names}
+            self._images = (now, found)
+        return self._images[1]
+
+    def fetch_image(self, image: str, report: Callable[[Progress], None]) -> None:
+        """Pull it, with progress over all layers. Raises LaunchError, each cause told apart."""
+        client = self._new_client(None)
+        try:
+            pull.fetch(client, image, report)
+        finally:
+            client.close()
+            self._images = None
 
     def _client(self) -> APIClient:
         """This thread's own. Raises LaunchError where no engine can be used."""
@@ -347,3 +371,8 @@ def _text(error: BaseException) -> str:
     """The engine's own words, without the SDK's URL around them."""
     told = getattr(error, "explanation", None)
     return clean_line(str(told or error))
+
+
+def _full_name(name: str) -> str:
+    """As recipes may write what the engine shortens: docker.io/org/name."""
+    return name if "." in name.partition("/")[0] else f"docker.io/{name}"

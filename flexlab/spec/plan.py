@@ -99,6 +99,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Source URI -> path, for the weights that are installed."""
     weight_bytes: dict[str, int] = {}
     """Source URI -> real size in bytes, where known."""
+    images: dict[str, str] = {}
+    """Container image, by tag or digest -> id, for those that the engine has."""
     measured_bytes: dict[str, dict[str, int]] = {}
     """Memory key -> pool -> highest use of the last runs."""
     floor_bytes: dict[str, dict[str, int]] = {}
