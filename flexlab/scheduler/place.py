@@ -224,19 +224,21 @@ def _cost(victims: Sequence[Occupant]) -> tuple[float, ...]:
 def _in_the_way(
     candidate: Candidate, others: Sequence[Occupant], missing: dict[str, int]
 ) -> tuple[set[str], list[Occupant], bool]:
-    """(who must go for the groups' sake, who is on the way out, whether that is waited for).
+    """(who must go for the groups' sake, whose leaving is waited for, whether anybody's is).
 
-    Takes what leaves anyhow off `missing`.
+    Takes what these leave off `missing`: the soonest first, and no more than is needed.
     """
     must_go = {o.instance for o in others if _same_group(candidate, o)}
-    going = [o for o in others if o.phase == "stopping" or o.settling]
-    if not going:
-        return must_go, going, False
-    pending = _short(missing) or any(o.instance in must_go for o in going)
-    for occupant in going:
-        for pool in missing:
-            missing[pool] -= occupant.claims.get(pool, 0)
-    return must_go - {o.instance for o in going}, going, pending
+    leaving = [o for o in others if o.phase == "stopping" or o.settling]
+    leaving.sort(key=lambda o: (o.in_flight > 0, o.yields_to != candidate.model))
+    going: list[Occupant] = []
+    for occupant in leaving:
+        helps = any(n > 0 and occupant.claims.get(pool, 0) for pool, n in missing.items())
+        if helps or occupant.instance in must_go:
+            going.append(occupant)
+            for pool in missing:
+                missing[pool] -= occupant.claims.get(pool, 0)
+    return must_go - {o.instance for o in going}, going, bool(going)
 
 
 def _missing(candidate: Candidate, occupancy: Seen, *, reserved: bool = True) -> dict[str, int]:

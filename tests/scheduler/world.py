@@ -133,9 +133,14 @@ class World:
         elif model in self.starves:
             why = Refusal(code=OUT_OF_MEMORY, message=f"{model} had too little memory", status=502)
         else:
-            self.after(load_s, lambda: self.scheduler.ready(instance, load_s))
+            self.after(load_s, lambda: self._is_ready(instance, load_s))
             return
         self.after(0.5, lambda: self.scheduler.start_failed(instance, why))
+
+    def _is_ready(self, instance: str, load_s: float) -> None:
+        """It answers, and its memory is seen with the next reading."""
+        self.scheduler.ready(instance, load_s)
+        self.read("vram")
 
     def stop(self, instance: str) -> None:
         found = self.scheduler.instances[instance]
@@ -252,10 +257,12 @@ class World:
             if instance.state == "stopping" and instance.candidate.runtime == runtime:
                 self._end(instance.id, RunState(alive=False))
 
-    def read(self) -> None:
-        """A reading of every pool, as the memory really is."""
+    def read(self, *kinds: str) -> None:
+        """A reading of every pool (of these kinds), as the memory really is."""
         alive = self.scheduler.instances.__contains__
-        for name in self.scheduler.pools:
+        for name, pool in self.scheduler.pools.items():
+            if kinds and pool.kind not in kinds:
+                continue
             measured = self.memory.measured(name, alive)
             self.scheduler.sample(name, self.memory.used(name), measured, self.scheduler.epoch)
 
