@@ -189,6 +189,7 @@ class Passes(Accounts):
         loser.preempted_by = model.name
         loser.preempted += 1
         victim.drained_for = model.name
+        self._again = True  # one ahead may have use for that room, too
         if victim.leases and victim.state == "ready":
             bound_s = drain_s(
                 occupant(victim, loser, now, self.policy), model.priority, self.policy
@@ -347,16 +348,19 @@ class Passes(Accounts):
             if pool.pressed_since is not None:
                 due.append(pool.pressed_since + self.policy.pressed_s)
         somebody_waits, linger_s = bool(self._waiting), self.policy.linger_s
+        oldest_turn = now - max(self.policy.turn_max_s, self.policy.min_residency_s)
         for instance in self.instances.values():
             if instance.state == "draining" and instance.until is not None:
                 due.append(instance.until)
             idle_since = instance.idle_since
             if idle_since is not None and (unload := self.unload_at(instance)) is not None:
                 due.append(unload)
-            if somebody_waits and instance.ready_at is not None:
+            if not somebody_waits or instance.ready_at is None:
+                continue
+            if instance.ready_at > oldest_turn:
                 due.append(instance.ready_at + turn_s(instance.load_s or 0.0, self.policy))
-                if idle_since is not None:
-                    due.append(idle_since + linger_s)
+            if idle_since is not None:
+                due.append(idle_since + linger_s)
         self._arm(min([when for when in due if when > now], default=NEVER))
 
 
