@@ -14,11 +14,18 @@ asyncio.set_event_loop(None)
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty HOME, with every XDG_* and FLEXLAB_* variable gone."""
+def home(
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Path:
+    """An empty HOME, with every XDG_* and FLEXLAB_* variable gone; a container engine is seen by
+    the tests that ask for one."""
     folder = tmp_path_factory.mktemp("home")
     for name in list(os.environ):
         if name.startswith(("XDG_", "FLEXLAB_", "HF_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(folder))
+    if request.node.get_closest_marker("docker") is None:
+        monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
     return folder

@@ -39,7 +39,7 @@ LABEL_WIDTH = 10
 NOTES = frozenset(
     {
         "image_arch", "image_build_needed", "image_private", "runtime_assumed",
-        "runtime_planned_only", "waits",
+        "waits",
     }
 )  # fmt: skip
 """Problems that stand in nobody's way."""

@@ -35,7 +35,7 @@ from flexlab.spec.source import is_source
 
 PROBE_TOKENS = 24
 PROBE_PROMPT = "Count from one to ten."
-RUNTIMES = ("process",)
+RUNTIMES = ("process", "docker")
 """Those of this version; more have names (RuntimeName), and will come."""
 KEEP: dict[bool | None, Keep | None] = {None: None, True: "warm", False: "cold"}
 

@@ -97,6 +97,9 @@ class Settings(BaseModel):
     runtime: Literal["process", "docker", "k3s"] | None = None
     """How engines are started; unset: what this machine and the model allow."""
 
+    docker_host: str | None = None
+    """Address of the container engine, as of DOCKER_HOST; unset: the first that is found."""
+
     allow_experimental: bool = False
     """Also start what is experimental on a GPU, or of which nothing is known."""
 

@@ -81,6 +81,8 @@ class Adoption:
         """With the reference of what lives, or with none when it is gone."""
         ref = record.ref or await self._call(runtime.name, runtime.find, record.instance)
         if ref is not None and (await self._call(runtime.name, runtime.state, ref)).alive is False:
+            # It may have left something behind: a container that does not run.
+            await self._call(runtime.name, runtime.stop, ref, 0.0)
             ref = None
         return msgspec.structs.replace(record, ref=ref)
 

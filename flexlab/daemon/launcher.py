@@ -27,11 +27,12 @@ from flexlab.daemon.files import Records
 from flexlab.daemon.loading import Loading
 from flexlab.daemon.registry import Registry, installed_only
 from flexlab.daemon.tasks import Tasks, Threads
-from flexlab.runtimes.base import Runtime, Watch
+from flexlab.runtimes.base import FetchesImages, Runtime, Watch
 from flexlab.scheduler.scheduler import Scheduler
 from flexlab.scheduler.state import NEVER
 from flexlab.spec.instance import Launch, LaunchRecord, RunState, RuntimeRef, Started
-from flexlab.spec.plan import Candidates, LaunchPlan, Placement, Refusal, Wishes
+from flexlab.spec.lab import Progress
+from flexlab.spec.plan import Candidate, Candidates, LaunchPlan, Placement, Refusal, Wishes
 
 log = logging.getLogger(__name__)
 PORT_TRIES = 3
@@ -163,6 +164,8 @@ class Launcher:
         planned = await self.threads.call("worker", self._registry.plan, model, wishes)
         if planned.candidates.refusal is not None:
             return planned.candidates.refusal
+        if planned.missing_image and download:
+            await self._fetch_image(model, planned.candidates.items[0], planned.missing_image)
         if planned.missing and download:
             began = time.monotonic()
             await fetch(
@@ -172,10 +175,29 @@ class Launcher:
             )
             took_s = time.monotonic() - began
             self.note("weights", f"fetched the weights of {model}", model=model, seconds=took_s)
+        if (planned.missing or planned.missing_image) and download:
             planned = await self.threads.call("worker", self._registry.plan, model, wishes)
             if planned.candidates.refusal is not None:
                 return planned.candidates.refusal
         return installed_only(planned, self._registry.store)
+
+    async def _fetch_image(self, model: str, candidate: Candidate, image: str) -> None:
+        """Raises LaunchError; of an image of our own, how it is built."""
+        own = next((p for p in candidate.problems if p.code == "image_build_needed"), None)
+        if own is not None:
+            raise LaunchError(own.message, own.hint, code=own.code)
+        runtime = self._runtimes[candidate.runtime]
+        if not isinstance(runtime, FetchesImages):
+            return
+        began = time.monotonic()
+        loop = asyncio.get_running_loop()
+
+        def report(progress: Progress) -> None:
+            loop.call_soon_threadsafe(self.scheduler.progress, model, progress)
+
+        await self.threads.call(runtime.name, runtime.fetch_image, image, report)
+        took_s = time.monotonic() - began
+        self.note("weights", f"fetched the image {image}", model=model, seconds=took_s)
 
     # -- starting
 
@@ -319,9 +341,13 @@ class Launcher:
         self._died.pop(instance, None)
         if watch := self._watches.pop(instance, None):
             watch.close()
-        self.tasks.spawn(f"forget {instance}", self._tidy(instance, model))
+        self.tasks.spawn(f"forget {instance}", self._tidy(instance, model, record))
 
-    async def _tidy(self, instance: str, model: str | None) -> None:
+    async def _tidy(self, instance: str, model: str | None, record: LaunchRecord | None) -> None:
+        if record is not None and record.ref is not None:
+            # What ended by itself may have left something: a container that does not run.
+            runtime = self._runtimes[record.plan.runtime]
+            await self.threads.call(runtime.name, runtime.stop, record.ref, 0.0)
         await self.threads.call("worker", self._records.remove, instance)
         if model is not None:
             await self.threads.call("worker", prune, model)

@@ -20,12 +20,14 @@ from flexlab.daemon.tasks import Threads
 from flexlab.runtimes.base import Runtime
 from flexlab.spec.engine import sentence_in
 from flexlab.spec.instance import Endpoint, LaunchRecord, RunState
-from flexlab.spec.plan import LaunchPlan
+from flexlab.spec.plan import LaunchPlan, Step
 
 if TYPE_CHECKING:
     import httpx
 
 RENEWALS = 4
+STEP_SILENCE_S = 300.0
+"""Of a step after the start: a pull tells how far it is every second."""
 Answer = Literal["ready", "loading", "failed", "closed"]
 LOG_TAIL_LINES = 60
 VAGUE = "load_failed"
@@ -51,10 +53,16 @@ class Loading:
         deadline, latest = loop.time() + bound_s, loop.time() + RENEWALS * bound_s
         seen = await self._signs(record)
         next_look = loop.time() + 1.0
+        steps = list(record.plan.after_start)
         while True:
             if died.done():
                 raise await self._failure(record, died.result())
             answer = await self.ask(record.plan, record.endpoint)
+            if answer in ("ready", "loading") and steps:
+                # It answers, and has no model yet: it is brought one, step by step.
+                await self._bring(record, steps.pop(0))
+                deadline = min(latest, loop.time() + bound_s)
+                continue
             if answer == "ready":
                 return
             if answer == "failed":
@@ -91,6 +99,31 @@ class Loading:
         except httpx.HTTPError:
             return "loading"
         return backends.get(plan.backend).judge_ready(reply.status_code, reply.content)
+
+    async def _bring(self, record: LaunchRecord, step: Step) -> None:
+        """One step after the start, to its end. Raises LaunchError with what the engine said."""
+        import httpx
+
+        assert self._client is not None
+        assert record.endpoint is not None
+        url, headers = f"{record.endpoint.url}{step.path}", dict(record.endpoint.headers)
+        said = ""
+        try:
+            async with self._client.stream(
+                "POST", url, json=step.body, headers=headers, timeout=STEP_SILENCE_S
+            ) as reply:
+                async for line in reply.aiter_lines():
+                    said = line or said
+            if reply.status_code < 400 and '"error"' not in said:
+                return
+        except httpx.HTTPError as error:
+            said = said or str(error) or type(error).__name__
+        raise LaunchError(
+            f"{record.plan.model}: the engine could not {step.kind} the model: "
+            f"{clean_line(said)[:300]}",
+            f"flexlab logs {record.plan.model}",
+            code=f"{step.kind}_failed",
+        )
 
     async def close(self) -> None:
         """Let go of connections."""

@@ -24,7 +24,7 @@ from flexlab.planning.reserves import with_reserves
 from flexlab.recipes.backend_schema import BackendRecipe
 from flexlab.recipes.catalogue import Catalogue
 from flexlab.recipes.schema import ModelRecipe
-from flexlab.runtimes.base import Runtime
+from flexlab.runtimes.base import FetchesImages, Runtime
 from flexlab.scheduler.views import Known
 from flexlab.spec.machine import Machine
 from flexlab.spec.plan import (
@@ -50,6 +50,9 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
     candidates: Candidates
     missing: tuple[Weight, ...] = ()
+    missing_image: str | None = None
+    """Of the first candidate, where the engine lacks it."""
+    facts: Facts = Facts()
 
 
 class Registry:
@@ -227,9 +230,18 @@ class Registry:
             runtimes={name: runtime.facts() for name, runtime in self._runtimes.items()},
             weights=here.paths,
             weight_bytes=here.sizes,
+            images=self._images(),
             measured_bytes=self._claims.measured() if self._claims else {},
             floor_bytes=self._claims.floors() if self._claims else {},
         )
+
+    def _images(self) -> dict[str, str]:
+        """Of the runtimes that start images."""
+        found: dict[str, str] = {}
+        for runtime in self._runtimes.values():
+            if isinstance(runtime, FetchesImages):
+                found |= runtime.images()
+        return found
 
     def plan(self, model: str, wishes: Wishes) -> Planned:
         """Candidates of a model as things are now. Raises FlexLabError for a wrong wish."""
@@ -237,10 +249,11 @@ class Registry:
         if self.settings.allow_experimental and not wishes.allow_experimental:
             wishes = msgspec.structs.replace(wishes, allow_experimental=True)
         here = self._weights.look(w for v in recipe.variants for w in v.plan_weights())
+        facts = self.facts(here)
         found = candidates(
             recipe,
             self.machine(),
-            self.facts(here),
+            facts,
             wishes,
             backend_recipe=self._catalogue.backend,
             default_runtime=self.settings.runtime,
@@ -259,7 +272,9 @@ class Registry:
             for weight in candidate.weights
             if weight.source not in here.paths
         )
-        return Planned(candidates=found, missing=missing)
+        first = found.items[0] if found.items else None
+        image = first.image if first and first.image and first.image not in facts.images else None
+        return Planned(candidates=found, missing=missing, missing_image=image, facts=facts)
 
     def render(self, candidate: Candidate, grant: Grant) -> LaunchPlan:
         """How it is launched, with the weights where they are now."""
@@ -277,7 +292,7 @@ class Registry:
     def would_be(self, model: str, wishes: Wishes, plan_hash: str) -> bool:
         """Whether these wishes lead to the very plan that has this hash. Raises FlexLabError."""
         planned = self.plan(model, wishes)
-        if not planned.candidates.items or planned.missing:
+        if not planned.candidates.items or planned.missing or planned.missing_image:
             return False
         candidate = planned.candidates.items[0]
         claims = {need.pool: need.total_bytes for need in candidate.needs}
@@ -335,10 +350,12 @@ class Registry:
 
 
 def installed_only(planned: Planned, store: Store) -> Candidates | Refusal:
-    """The candidates whose weights are here, or a 404: requests never download (rule 3)."""
-    items = planned.candidates.items
-    # One without files keeps its model in the engine's own store, which cannot be looked into here.
-    here = tuple(c for c in items if c.weights and all(store.installed(w) for w in c.weights))
+    """The candidates whose weights and image are here, or a 404: requests never download (rule
+    3)."""
+    images = planned.facts.images
+    items = tuple(c for c in planned.candidates.items if c.image is None or c.image in images)
+    # One without files keeps its model in the engine's own store, and fetches it there by itself.
+    here = tuple(c for c in items if all(store.installed(w) for w in c.weights))
     model = planned.candidates.model
     if here:
         return Candidates(model=model, items=here)

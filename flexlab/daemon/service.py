@@ -38,6 +38,7 @@ from flexlab.gateway.requests import cancel_one, observed
 from flexlab.gateway.routes import Router
 from flexlab.gpus.memory import sample_ram
 from flexlab.runtimes.base import Runtime
+from flexlab.runtimes.docker import DockerRuntime
 from flexlab.runtimes.external import ExternalRuntime
 from flexlab.runtimes.process import ProcessRuntime
 from flexlab.scheduler.policy import Policy
@@ -131,6 +132,7 @@ class Service:
         self.settings = settings
         self.runtimes: Mapping[str, Runtime] = runtimes or {
             "process": ProcessRuntime(log_max_bytes=settings.log_max_bytes),
+            "docker": DockerRuntime(settings.docker_host),
             "external": ExternalRuntime(externals),
         }
         self.installation = installation_id(state)

@@ -13,6 +13,7 @@ from flexlab.core.settings import Settings, load_settings
 from flexlab.gpus import isolated
 from flexlab.planning.reserves import with_reserves
 from flexlab.recipes.catalogue import Catalogue
+from flexlab.runtimes.docker import DockerRuntime
 from flexlab.runtimes.preflight import process_facts
 from flexlab.scheduler.occupancy import seen
 from flexlab.scheduler.place import Occupancy, Room
@@ -49,6 +50,7 @@ class Here:
         self.snapshot = snapshot
         self._store = Store(settings.models_dir)
         self._weights = WeightsHere(self._store)
+        self._containers = DockerRuntime(settings.docker_host)
         self._runtimes = self._find_runtimes()
 
     @classmethod
@@ -92,25 +94,14 @@ class Here:
             runtimes=self._runtimes,
             weights={**places, **found.paths},
             weight_bytes=found.sizes,
+            images=self._containers.images() if self.is_this_machine else {},
         )
 
     def with_runtime(self, wishes: Wishes) -> tuple[Wishes, list[Problem]]:
-        """Of another machine nobody can say what runs on it: docker is assumed, aloud.
-
-        What `up` of this version would not start is said, too.
-        """
+        """Of another machine nobody can say what runs on it: docker is assumed, aloud."""
         if self.settings.allow_experimental:
             wishes = msgspec.structs.replace(wishes, allow_experimental=True)
-        setting: RuntimeName | None = self.settings.runtime
-        wanted = wishes.runtime or setting
-        if self.is_this_machine and wanted == "docker":
-            planned_only = Problem(
-                code="runtime_planned_only",
-                message="this version plans containers and does not start them yet",
-                hint="--runtime process plans what flexlab up would start",
-            )
-            return wishes, [planned_only]
-        if self.is_this_machine or wanted is not None:
+        if self.is_this_machine or wishes.runtime or self.settings.runtime is not None:
             return wishes, []
         problem = Problem(
             code="runtime_assumed",
@@ -124,10 +115,10 @@ class Here:
         return self._store.models_dir / name
 
     def _find_runtimes(self) -> dict[str, RuntimeFacts]:
-        process = RuntimeFacts(name="process", available=True)
-        if self.is_this_machine:
-            process = process_facts()
-        return {"process": process, "docker": RuntimeFacts(name="docker", available=True)}
+        if not self.is_this_machine:
+            both: tuple[RuntimeName, ...] = ("process", "docker")
+            return {name: RuntimeFacts(name=name, available=True) for name in both}
+        return {"process": process_facts(), "docker": self._containers.facts()}
 
 
 def room(pool: Pool) -> Room:

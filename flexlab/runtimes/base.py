@@ -8,9 +8,10 @@ to what stands here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from flexlab.spec.instance import Found, Launch, MemoryUse, RunState, RuntimeRef, Started
+from flexlab.spec.lab import Progress
 from flexlab.spec.plan import LaunchPlan, RuntimeFacts, RuntimeName
 
 
@@ -70,3 +71,14 @@ class Runtime(Protocol):
 
     def close(self) -> None:
         """Let go of threads and connections; what runs goes on."""
+
+
+@runtime_checkable
+class FetchesImages(Protocol):
+    """A runtime whose plans name images."""
+
+    def images(self) -> dict[str, str]:
+        """Tag or digest -> id of every image there; never raises."""
+
+    def fetch_image(self, image: str, report: Callable[[Progress], None]) -> None:
+        """Pull it; `report` is called from this thread. Raises LaunchError."""

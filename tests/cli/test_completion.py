@@ -53,7 +53,7 @@ def test_bash_completes_verbs_options_values_and_models(env: dict[str, str], hom
         "flexlab config pa": "path",
         "flexlab config path ''": "",
         "flexlab up --no-k": "--no-keep",
-        "flexlab up --runtime ''": "process",
+        "flexlab up --runtime ''": "process docker",
         "flexlab up --runtime = p": "process",
         "flexlab up --set a = b smollm2-": "smollm2-135m",
         "flexlab run smollm2-": "smollm2-135m",
@@ -101,7 +101,7 @@ def test_fish_completes_as_bash_does(env: dict[str, str], home: Path) -> None:
         "flexlab comp": "completion",
         "flexlab recipes show smollm2-": "smollm2-135m",
         "flexlab up --no-k": "--no-keep",
-        "flexlab up --runtime ": "process",
+        "flexlab up --runtime ": "docker\nprocess",
         "flexlab run smollm2 smollm2-": "",
         "flexlab recipes check my": "my model.gguf",
     }

@@ -119,6 +119,9 @@ def test_people_read_sentences(flexlab_here: Flexlab, cpu_only: str) -> None:
     assert "docker is assumed" in " ".join(done.stdout.split())
 
 
-def test_a_container_that_up_would_not_start_yet_is_planned_aloud(plan: Plan) -> None:
+def test_a_container_without_an_engine_is_refused_with_the_mend(plan: Plan) -> None:
     told = plan("--runtime", "docker")
-    assert "runtime_planned_only" in {problem["code"] for problem in told["problems"]}
+    assert told["verdict"] == "refused"
+    (problem,) = [one for one in told["problems"] if one["code"] == "docker_missing"]
+    assert "/nowhere/docker.sock" in problem["message"]
+    assert told["args"]
