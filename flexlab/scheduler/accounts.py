@@ -127,7 +127,7 @@ class Accounts(Moves):
                 first = min(idle, key=lambda one: one.idle_since or 0.0)
                 self.models[first.model].took = {name: first.held(name) for name in first.claims}
                 self._stop(first, "the host has less free memory than its reserve")
-                pool.pressed_since = now
+                pool.pressed_since = None  # until the next reading says so again
 
 
 def _is_settled(instance: Instance) -> bool:
