@@ -1,8 +1,8 @@
 """What holds whatever happens in whatever order, on two cards and the host's memory.
 
 By itself it tells the same few stories each time; `FLEXLAB_STORMS=50` tells fifty times as many,
-and others each time. A failure prints its story, the last events and how to play it again: paste the
-printed `@reproduce_failure(...)` above the test, or give `--hypothesis-seed=N`.
+and others each time. A failure prints its story, the last events and how to play it again: paste
+the printed `@reproduce_failure(...)` above the test, or give `--hypothesis-seed=N`.
 """
 
 from __future__ import annotations
