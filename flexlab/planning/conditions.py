@@ -11,18 +11,17 @@ from flexlab import backends
 from flexlab.backends.base import BackendSettings, read_settings
 from flexlab.core.near import did_you_mean
 from flexlab.core.text import clean_line
+from flexlab.planning import cpus
 from flexlab.planning.devices import Device, unknown_device
 from flexlab.planning.question import Question
 from flexlab.recipes.backend_schema import BackendRecipe, Embedded
 from flexlab.recipes.schema import ModelRecipe
 from flexlab.recipes.variants import VariantBase
-from flexlab.spec.machine import Cpu, Machine, Problem
+from flexlab.spec.machine import Machine, Problem
 from flexlab.spec.plan import Facts, RuntimeName, Wishes
 from flexlab.spec.source import FileSource
 
-UNKNOWN_ARCH = "cpu"
 _IMAGE = re.compile(r"[A-Za-z0-9][\w./:-]*(?:@sha256:[0-9a-f]{64})?")
-_ARCHS = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 
 WRONG_WISH = frozenset(
     {
@@ -39,7 +38,7 @@ WRONG_WISH = frozenset(
 
 def cpu_arch(machine: Machine) -> str:
     """`x86_64`, `aarch64`, or `cpu` where the platform could not be read."""
-    return _ARCHS.get(machine.platform or "", UNKNOWN_ARCH)
+    return cpus.arch_of(machine.platform)
 
 
 def wrong_wishes(
@@ -203,23 +202,23 @@ def _embedded(backend: BackendRecipe, device: Device, machine: Machine) -> Itera
             hint="--gpu cpu runs it on the CPU",
         )
     elif device.gpu is None:
-        yield from _cpu_flags(backend.name, embedded, machine.cpu, cpu_arch(machine))
+        yield from _cpu_flags(backend.name, embedded, machine)
 
 
-def _cpu_flags(name: str, embedded: Embedded, cpu: Cpu, arch: str) -> Iterator[Problem]:
+def _cpu_flags(name: str, embedded: Embedded, machine: Machine) -> Iterator[Problem]:
     required = {str(name): flags for name, flags in embedded.cpu_flags.items()}
-    if arch != UNKNOWN_ARCH and arch not in required:
+    arch = cpu_arch(machine)
+    if arch != cpus.UNKNOWN_ARCH and arch not in required:
         yield Problem(
             code="platform_unsupported",
             message=f"the embedded {name} engine is not built for {arch}",
             hint=f"it is built for: {', '.join(required)}",
         )
-    # No flags at all: /proc/cpuinfo could not be read, and unknown is not missing.
-    missing = [flag for flag in required.get(arch, ()) if cpu.flags and flag not in cpu.flags]
+    missing = cpus.missing_flags(required, machine.cpu, machine.platform)
     if missing:
         yield Problem(
             code="cpu_flags_missing",
-            message=f"this CPU ({cpu.name or 'model unknown'}) lacks {', '.join(missing)}, which "
+            message=f"{cpus.called(machine.cpu)} lacks {', '.join(missing)}, which "
             f"the embedded {name} engine is compiled for",
             hint="--runtime docker has an image for older CPUs; a virtual machine may hide flags "
             "that its host has (choose the CPU type host)",

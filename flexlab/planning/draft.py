@@ -195,6 +195,7 @@ def _image(
         backend,
         cards,
         platform=question.machine.platform,
+        cpu=question.machine.cpu,
         wish=question.wishes.image,
         bound=certificates_of.bound_image(backend.name, given.model_dump(), cards[0].arch, known),
         engine_min=variant.engine_min,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from flexlab.planning import cpus
 from flexlab.planning.devices import Device, shown
 from flexlab.planning.question import Locate, by_name
 from flexlab.recipes.backend_schema import BackendRecipe, Image, Images
-from flexlab.spec.machine import Problem
+from flexlab.spec.machine import Cpu, Problem
 from flexlab.spec.plan import Evidence, Reason
 
 ASSUMED_PLATFORM = "linux/amd64"
@@ -36,16 +37,19 @@ def choose(
     cards: Sequence[Device],
     *,
     platform: str | None,
+    cpu: Cpu | None = None,
     wish: str | None = None,
     bound: str | None = None,
     engine_min: str | None = None,
     locate: Locate = by_name,
 ) -> Chosen:
     """The image for `cards`: the user's, else the one that a certificate binds, else the first
-    of the recipe's that holds code for their archs, runs on the platform, suits the driver and has
-    an engine that is new enough for the model."""
+    of the recipe's that holds code for their archs, runs on the platform, suits the driver and the
+    CPU, and has an engine that is new enough for the model. `cpu` None: unknown suits."""
     if wish is not None:
-        return _asked_for(backend, cards, wish, engine_min)
+        chosen = _asked_for(backend, cards, wish, engine_min)
+        unable = _cpu_too_old(chosen.facts, cpu, platform) if chosen.facts else None
+        return chosen._replace(refused=(*chosen.refused, *((unable,) if unable else ())))
     if bound is not None:
         reason = Reason(
             choice=f"image {bound}", because="a certificate binds it", source=locate(backend)
@@ -58,7 +62,7 @@ def choose(
         if image.private or None in archs or not archs <= set(image.archs):
             continue
         where = locate(backend, "images", at)
-        problem = _unfit(image, cards, platform or ASSUMED_PLATFORM, engine_min)
+        problem = _unfit(image, cards, platform or ASSUMED_PLATFORM, cpu, engine_min)
         if problem is not None:
             against.append(problem)
             passed_over.append(
@@ -150,7 +154,11 @@ def _notes(backend: BackendRecipe, name: str) -> tuple[Problem, ...]:
 
 
 def _unfit(
-    image: Image, cards: Sequence[Device], platform: str, engine_min: str | None
+    image: Image,
+    cards: Sequence[Device],
+    platform: str,
+    cpu: Cpu | None,
+    engine_min: str | None,
 ) -> Problem | None:
     if platform not in image.platforms:
         return Problem(
@@ -168,7 +176,21 @@ def _unfit(
             hint=f"update the driver to {image.driver_min} or newer; flexlab recipes lists what "
             "runs with this one",
         )
-    return _too_old(image, engine_min)
+    return _cpu_too_old(image, cpu, platform) or _too_old(image, engine_min)
+
+
+def _cpu_too_old(image: Image, cpu: Cpu | None, platform: str | None) -> Problem | None:
+    needed = {str(arch): flags for arch, flags in (image.cpu_flags or {}).items()}
+    missing = cpus.missing_flags(needed, cpu, platform)
+    if cpu is None or not missing:
+        return None
+    return Problem(
+        code="image_cpu_flags",
+        message=f"{image.image} is compiled for {', '.join(missing)}, which {cpus.called(cpu)} "
+        "lacks",
+        hint="leave out --image, and one for older CPUs is chosen where there is one; a virtual "
+        "machine may hide flags that its host has (choose the CPU type host)",
+    )
 
 
 def _too_old(image: Image, engine_min: str | None) -> Problem | None:
@@ -195,16 +217,24 @@ def _reason(
 def _costs(image: Image) -> tuple[Problem, ...]:
     if image.built_from is None:
         return ()
-    size = f", {image.built_bytes / 1e9:.0f} GB" if image.built_bytes else ""
-    time = f", about {image.build_time / 60:.0f} minutes" if image.build_time else ""
+    size = f", {_round_bytes(image.built_bytes)}" if image.built_bytes else ""
+    time = f", about {_round_seconds(image.build_time)}" if image.build_time else ""
     return (
         Problem(
             code="image_build_needed",
             message=f"{image.image} is an image of our own that nobody publishes: "
             f"it is built once{size}{time}",
-            hint=f"docker build -t {image.image} compose/images/{image.built_from}",
+            hint=f"compose/images/{image.built_from}/build builds it",
         ),
     )
+
+
+def _round_bytes(size: int) -> str:
+    return f"{size / 1e9:.0f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def _round_seconds(seconds: float) -> str:
+    return f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
 
 
 def _none(backend: BackendRecipe, cards: Sequence[Device]) -> Problem:

@@ -27,6 +27,9 @@ from flexlab.recipes.fields import (
 )
 from flexlab.spec.plan import OnDisconnect, Probe
 
+CpuFlags = dict[Literal["x86_64", "aarch64"], tuple[str, ...]]
+"""Per architecture, as /proc/cpuinfo writes them: what a build was compiled for."""
+
 
 class Image(Strict):
     """A container image of an engine, and on what it runs."""
@@ -54,6 +57,10 @@ class Image(Strict):
     rocm: Version | None = None
     driver_min: Version | None = None
     """NVIDIA driver branch that these archs need with this image."""
+
+    cpu_flags: CpuFlags | None = None
+    """Instructions that its engine uses without asking, per architecture; unset: any CPU will
+    do."""
 
     env_baked: dict[EnvName, str] | None = None
     """Variables that its config sets; unset: nobody looked."""
@@ -96,7 +103,7 @@ class Container(Evidenced):
 class Embedded(Evidenced):
     """What the engine inside FlexLab's own child process needs of a machine."""
 
-    cpu_flags: dict[Literal["x86_64", "aarch64"], tuple[str, ...]]
+    cpu_flags: CpuFlags
     """Per architecture, as /proc/cpuinfo writes them: what the build was compiled for."""
 
     archs: tuple[Arch, ...] = ("cpu",)

@@ -53,7 +53,8 @@ def test_another_machine_is_planned_for_docker_aloud(plan: Plan, cpu_only: str) 
     told = plan("--sysroot", cpu_only)
     assert told["runtime"] == "docker"
     assert "runtime_assumed" in {problem["code"] for problem in told["problems"]}
-    assert told["image"].startswith("ghcr.io/ggml-org/llama.cpp:")
+    assert told["image"].startswith("flexlab/llamacpp-cpu:")
+    assert "image_build_needed" in {problem["code"] for problem in told["problems"]}
     assert told["command"] is None  # the image's own entrypoint
     (mount,) = told["mounts"]
     assert mount["read_only"]
@@ -74,7 +75,28 @@ def test_an_engine_that_this_cpu_cannot_run_is_refused_with_the_way_out(
     (problem,) = [one for one in told["problems"] if one["code"] == "cpu_flags_missing"]
     assert "avx2" in problem["message"]
     assert "docker" in problem["hint"]
-    assert plan("--sysroot", root)["verdict"] == "ok"
+    in_docker = plan("--sysroot", root)
+    assert in_docker["verdict"] == "ok"
+    assert in_docker["image"].startswith("ghcr.io/ggml-org/llama.cpp:server-b")
+    passed_over = [one for one in in_docker["reasons"] if "llamacpp-cpu" in one["choice"]]
+    assert ["avx2" in one["because"] for one in passed_over] == [True]
+
+
+@pytest.mark.parametrize(
+    ("machine", "image"),
+    [
+        ("cpu-xeon-l5640-noavx", "ghcr.io/ggml-org/llama.cpp:"),
+        ("cpu-ryzen1600-hd6670", "flexlab/llamacpp-cpu:"),
+    ],
+)
+def test_the_image_for_the_cpu_is_one_that_this_cpu_can_run(
+    plan: Plan, machine: str, image: str
+) -> None:
+    root = Path(__file__).parents[3] / "shared/fixtures/gpu" / machine
+    if not root.is_dir():
+        pytest.skip("no recorded machines beside the repository")
+    told = plan("--sysroot", str(root), "--gpu", "cpu")
+    assert told["image"].startswith(image)
 
 
 def test_a_model_that_is_too_big_says_what_would_fit(plan: Plan, tmp_path: Path) -> None:

@@ -71,7 +71,10 @@ def test_an_image_that_nobody_ran_is_shown_so() -> None:
     for arch, recipe in OF_ARCH.items():
         for backend in BACKENDS:
             cell = matrix.cell_of(recipe, arch, backend)
-            if "own build" in cell.word:
+            own = [
+                block for image, block in matrix.first_choices(backend, arch) if image.built_from
+            ]
+            if "own build" in cell.word and any(one.evidence == "untested" for one in own):
                 assert cell.evidence == "untested"
                 assert matrix.show(cell, {}).startswith("*")
                 assert not matrix.show(cell, {}).startswith("**")

@@ -184,6 +184,47 @@ def test_an_image_of_our_own_says_what_building_it_costs() -> None:
     assert "10 minutes" in problem.message
 
 
+MODERN = frozenset({"avx2", "fma"})
+FAST = {"image": "lab/engine:fast", "archs": ["cpu"], "cpu_flags": {"x86_64": ["avx2", "fma"]}}
+ANY = {"image": "lab/engine:any", "archs": ["cpu"], "platforms": ["linux/amd64", "linux/arm64"]}
+
+
+def cpu(flags: frozenset[str]) -> Cpu:
+    return Cpu(name="Old", threads_total=8, threads_usable=8, flags=flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        (MODERN, "lab/engine:fast"),
+        (frozenset({"sse2", "avx2"}), "lab/engine:any"),
+        (frozenset(), "lab/engine:fast"),  # unreadable is no reason to pass it over
+    ],
+)
+def test_an_image_suits_the_cpu(flags: frozenset[str], name: str) -> None:
+    here = devices.cpu_of(machine())
+    chosen = images.choose(backend(FAST, ANY), [here], platform="linux/amd64", cpu=cpu(flags))
+    assert chosen.name == name
+    told = " ".join(f"{reason.choice} {reason.because}" for reason in chosen.reasons)
+    assert ("fma" in told) is (name == "lab/engine:any")
+
+
+def test_flags_of_another_architecture_are_not_asked_for() -> None:
+    both = FAST | {"platforms": ["linux/amd64", "linux/arm64"]}
+    here, arm = devices.cpu_of(machine()), cpu(frozenset({"asimd"}))
+    chosen = images.choose(backend(both, ANY), [here], platform="linux/arm64", cpu=arm)
+    assert chosen.name == "lab/engine:fast"
+
+
+def test_an_image_that_is_asked_for_and_would_crash_this_cpu_is_refused() -> None:
+    here, wish = devices.cpu_of(machine()), "lab/engine:fast"
+    chosen = images.choose(
+        backend(FAST, ANY), [here], platform="linux/amd64", cpu=cpu(frozenset({"sse2"})), wish=wish
+    )
+    (problem,) = chosen.refused
+    assert "avx2, fma" in problem.message
+
+
 # -- variables
 
 
