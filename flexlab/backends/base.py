@@ -128,18 +128,29 @@ def parse_settings(backend: str, base: S, wishes: Mapping[str, str]) -> S:
     return settings
 
 
-def read_settings(backend: str, base: S, wishes: Mapping[str, str]) -> tuple[S, UsageError | None]:
+class WrongSettings(UsageError):
+    """Wishes that are wrong, each with its sentence; `names`: those that lead out of /models."""
+
+    def __init__(self, message: str, hint: str, *, code: str, names: Mapping[str, str]) -> None:
+        super().__init__(message, hint, code=code)
+        self.names = dict(names)
+        """Setting -> what is wrong with it."""
+
+
+def read_settings(
+    backend: str, base: S, wishes: Mapping[str, str]
+) -> tuple[S, WrongSettings | None]:
     """As `parse_settings`, but as far as the wishes are right, and what is wrong with the others.
 
     The error's code is `path_outside_models` where nothing is wrong but where a path leads.
     """
     chosen = base.model_dump()
-    wrong: list[str] = []
-    outside: list[str] = []
+    wrong: dict[str, str] = {}
+    outside: dict[str, str] = {}
     hint = "write --set NAME=VALUE, the value a plain number, a word, true or false"
     for name, text in wishes.items():
         if name not in type(base).model_fields:
-            wrong.append(_unknown(backend, type(base), name))
+            wrong[name] = _unknown(backend, type(base), name)
             hint = f"settings of {backend}: {', '.join(type(base).model_fields)}"
             continue
         try:
@@ -147,17 +158,20 @@ def read_settings(backend: str, base: S, wishes: Mapping[str, str]) -> tuple[S, 
         except ValidationError as error:
             leads_out = error.errors()[0]["type"] == OUTSIDE
             told = outside if leads_out else wrong
-            told.append(f"{name}={clean_line(text)}: {_first_message(error)}")
+            told[name] = f"{name}={clean_line(text)}: {_first_message(error)}"
+    failure = None
     if wrong or outside:
         code = "wrong_setting" if wrong else OUTSIDE
-        failure = UsageError("; ".join([*wrong, *outside]), hint, code=code)
-    else:
-        failure = None
+        if not wrong:
+            hint = "; ".join(f"--set {name}=/models/NAME" for name in outside)
+        sentences = [*wrong.values(), *outside.values()]
+        failure = WrongSettings("; ".join(sentences), hint, code=code, names=wrong | outside)
     try:
         return type(base).model_validate(chosen), failure
     except ValidationError as error:
-        together = UsageError(
-            _first_message(error), "change one of the settings it names", code="wrong_setting"
+        said = _first_message(error)
+        together = WrongSettings(
+            said, "change one of the settings it names", code="wrong_setting", names={}
         )
         return base, failure or together
 

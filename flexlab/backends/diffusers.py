@@ -30,6 +30,8 @@ _SIZE = re.compile(r"([1-9][0-9]{1,4})x([1-9][0-9]{1,4})", re.ASCII)
 _IMAGE_STEP = 8
 """Pixels: what one number of a latent image stands for, in both directions."""
 _VIDEO_STEP = 16
+_VIDEO_PIXELS_MAX = 832 * 480
+"""Of the only video lane that was validated (compatibility reference, live gate of 2026-07-14)."""
 _FRAMES_STEP = 4
 """Frames that become one latent frame; the first one stands alone."""
 
@@ -153,6 +155,8 @@ class DiffusersSettings(BackendSettings):
         sides = self.size.split("x") if self.size is not None else ()
         if video and any(int(side) % _VIDEO_STEP for side in sides):
             raise ValueError(f"both sides of a video's size must be multiples of {_VIDEO_STEP}")
+        if video and sides and int(sides[0]) * int(sides[1]) > _VIDEO_PIXELS_MAX:
+            raise ValueError(f"a video of {self.size} has more pixels than 832x480")
         if self.lora_scale is not None and self.lora is None:
             raise ValueError("lora_scale needs lora")
         if (self.pipeline_mode == "controlnet") != (self.controlnet is not None):

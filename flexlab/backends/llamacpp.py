@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from flexlab.backends.base import (
     PLACEHOLDERS,
@@ -36,6 +36,22 @@ DeviceNames = Annotated[
 Proportions = Annotated[
     str, StringConstraints(pattern=r"^[0-9]{1,6}(\.[0-9]{1,6})?(,[0-9]{1,6}(\.[0-9]{1,6})?)*$")
 ]
+
+
+def _no_speculation(value: object) -> object:
+    """`none` is how the engine calls it."""
+    return None if value in ("none", "") else value
+
+
+SpecType = Annotated[
+    Literal[
+        "ngram-simple", "ngram-cache", "ngram-mod", "ngram-map-k", "ngram-map-k4v", "draft",
+        "draft-simple", "draft-mtp", "eagle3",
+    ]
+    | None,
+    BeforeValidator(_no_speculation),
+]  # fmt: skip
+"""As llama.cpp names them."""
 
 _UNQUANTISED = ("f32", "f16", "bf16")
 _ALL_LAYERS = 999
@@ -147,10 +163,11 @@ class LlamaCppSettings(BackendSettings):
     slot_save_path: ModelPath | None = None
     """Folder for snapshots of slots; needs a certificate on a GPU."""
 
-    spec_type: Literal["ngram-simple"] | None = None
-    """Draft tokens from what was said before; needs a certificate on a GPU."""
+    spec_type: SpecType = None
+    """How tokens are drafted before the model confirms them; only what a certificate has proved is
+    let through, also on the CPU."""
 
-    draft_max: int | None = Field(None, ge=1, le=1024)
+    draft_max: int | None = Field(None, ge=0, le=1024)
     """Most tokens that are drafted at once."""
 
     draft_min: int | None = Field(None, ge=0, le=1024)
@@ -163,12 +180,6 @@ class LlamaCppSettings(BackendSettings):
     def _fits_together(self) -> Self:
         if self.reranking and self.embeddings:
             raise ValueError("reranking and embeddings exclude each other")
-        for name in ("draft_max", "draft_min"):
-            if getattr(self, name) is not None and self.spec_type is None:
-                raise ValueError(f"{name} needs spec_type: ngram-simple")
-        most, fewest = self.draft_max, self.draft_min
-        if most is not None and fewest is not None and fewest > most:
-            raise ValueError(f"draft_min {fewest} is more than draft_max {most}")
         if self.flash_attention == "off" and self.cache_type_v not in _UNQUANTISED:
             raise ValueError(
                 f"cache_type_v {self.cache_type_v} needs flash_attention on or auto, not off"

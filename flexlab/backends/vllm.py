@@ -236,8 +236,9 @@ class Vllm:
         """Long option names of the OpenAI server, every value a word of its own."""
         chosen = of_type(settings, VllmSettings, "vllm")
         words = [
-            "--host", HOST, "--port", PORT, "--allowed-origins", "[]",
-            "--model", site.model_path, "--served-model-name", site.served_name,
+            # After the program `vllm serve` the model is no option (one of that name goes away).
+            site.model_path, "--host", HOST, "--port", PORT, "--allowed-origins", "[]",
+            "--served-model-name", site.served_name,
             "--max-model-len", str(chosen.context_size),
             "--dtype", chosen.dtype, "--kv-cache-dtype", chosen.kv_cache_dtype,
         ]  # fmt: skip

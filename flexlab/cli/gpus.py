@@ -168,7 +168,7 @@ def _show(machine: Machine) -> None:
         output.say(NO_GPU)
     output.answer_table(COLUMNS, device_rows(machine))
     problems = problems_of(machine.gpus)
-    findings = [found for found in machine.findings if found.code != "gpu_unused"]
+    findings = machine.findings
     if problems or findings:
         output.answer()
     for having, problem in problems:
@@ -177,6 +177,3 @@ def _show(machine: Machine) -> None:
     for found in findings:
         output.answer_folded(found.message)
         output.answer_folded(f"   -> {found.hint}")
-    for found in machine.findings:
-        if found.code == "gpu_unused":
-            output.say(found.message)

@@ -104,6 +104,11 @@ def show(planned: Planned) -> None:
     if planned.verdict != "refused":
         for label, text in _launch(planned):
             _line(label, text)
+    elif planned.variant is not None:
+        what = f"{planned.variant} ({planned.backend}, {planned.runtime}) on {planned.arch}"
+        _line("tried", f"{what}: {planned.support}")
+        if planned.image:
+            _line("image", planned.image)
     for limit in planned.limits:
         _line("limit", f"{limit.what}: {limit.given}, not {limit.wanted}")
     for reason in planned.reasons if planned.verdict != "refused" else _passed_over(planned):

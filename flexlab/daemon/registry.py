@@ -228,6 +228,7 @@ class Registry:
         """Runtimes, and where the weights are."""
         return Facts(
             runtimes={name: runtime.facts() for name, runtime in self._runtimes.items()},
+            models_dir=str(self.store.models_dir),
             weights=here.paths,
             weight_bytes=here.sizes,
             images=self._images(),

@@ -92,6 +92,7 @@ class Here:
         places = {source: str(self._place(weight)) for source, weight in wanted.items()}
         return Facts(
             runtimes=self._runtimes,
+            models_dir=str(self._store.models_dir),
             weights={**places, **found.paths},
             weight_bytes=found.sizes,
             images=self._containers.images() if self.is_this_machine else {},

@@ -68,7 +68,7 @@ def detect(
         cpu=read_cpu(root, info),
         gpus=tuple(_with_best(pooled.gpus)),
         pools=(ram, *pooled.pools),
-        findings=(*findings, *_unseen(root, pooled.gpus), *_unused(pooled.gpus)),
+        findings=(*findings, *_unseen(root, pooled.gpus)),
         wsl=presence.is_wsl(root),
         board=_board(root),
     )
@@ -300,18 +300,6 @@ def _unseen(root: Path, gpus: Sequence[Gpu]) -> list[Problem]:
     return [problem]
 
 
-def _unused(gpus: Sequence[Gpu]) -> list[Problem]:
-    usable = sum(gpu.usable for gpu in gpus)
-    if not usable:
-        return []
-    problem = Problem(
-        code="gpu_unused",
-        message=f"{counted(usable, 'GPU')} found, but this version runs models on the CPU only",
-        hint="nothing to do: models run on the CPU",
-    )
-    return [problem]
-
-
 def _hostname(root: Path) -> str:
     if root == Path("/"):
         return socket.gethostname()
@@ -320,9 +308,15 @@ def _hostname(root: Path) -> str:
 
 def _platform(root: Path, info: CpuInfo) -> str | None:
     if root != Path("/"):
-        return info.platform
+        return info.platform or _platform_of_board(root)
     uname = os.uname()
     return _PLATFORMS.get(uname.machine) if uname.sysname == "Linux" else None
+
+
+def _platform_of_board(root: Path) -> str | None:
+    """Tegra is arm64, also where nobody recorded the processor."""
+    compatible = read_text(root / "proc/device-tree/compatible") or ""
+    return "linux/arm64" if "nvidia,tegra" in compatible else None
 
 
 def _board(root: Path) -> str | None:

@@ -54,6 +54,13 @@ def _on_device(need: fit.Estimate, ground: fit.Ground) -> int:
 
 def _smaller(settings: BackendSettings) -> Iterator[BackendSettings]:
     """All that is worth trying: the largest context first, and with it the fewest other changes."""
+    if total := getattr(settings, "max_total_seq_length", None):  # it, and no context, is reserved
+        yield from (
+            settings.model_copy(update={"max_total_seq_length": total >> halved})
+            for halved in range(1, total.bit_length())
+            if total >> halved >= CONTEXT_MIN
+        )
+        return
     wanted = int(getattr(settings, "context_size", None) or CONTEXT_MIN)
     powers = (1 << bits for bits in reversed(range(wanted.bit_length())))
     before = settings.model_dump()
@@ -68,7 +75,7 @@ def _smaller(settings: BackendSettings) -> Iterator[BackendSettings]:
 
 def _options(before: BackendSettings, after: BackendSettings) -> str:
     old, new = before.model_dump(), after.model_dump()
-    names = ("parallel", "cache_ram_mib", "context_size")
+    names = ("parallel", "cache_ram_mib", "context_size", "max_total_seq_length")
     return " ".join(f"--set {name}={new[name]}" for name in names if new.get(name) != old.get(name))
 
 

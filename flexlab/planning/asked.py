@@ -22,6 +22,8 @@ class Asked(NamedTuple):
     given: BackendSettings
     limits: tuple[Limit, ...]
     problems: tuple[Problem, ...]
+    wrong: Mapping[str, str] = {}
+    """Settings whose wish was left out, with what is wrong with it."""
 
 
 def settings_for(
@@ -40,7 +42,7 @@ def settings_for(
     if wrong is not None:
         problems.insert(0, Problem(code=wrong.code, message=wrong.message, hint=wrong.hint or ""))
     given, limits = _within_limits(wanted, model, device)
-    return Asked(wanted, given, limits, tuple(problems))
+    return Asked(wanted, given, limits, tuple(problems), wrong.names if wrong else {})
 
 
 def _with_defaults(

@@ -123,9 +123,27 @@ def _in_runtime(question: Question) -> Candidates:
         out += [_not(device, problem.message) for device, problem in choice.out]
         problems += [problem for _, problem in choice.out]
         drafts += _drafts(question, variant, choice.devices)
-    if not drafts and (not problems or not _may_use_cpu(question)):
-        problems.append(_nowhere(question))
+    if not drafts:
+        if question.wishes.gpu is None and (not problems or not _may_use_cpu(question)):
+            problems.append(_nowhere(question))
+        return _answer_without_place(question, problems)
     return _answer(question, drafts, out, problems)
+
+
+def _answer_without_place(question: Question, problems: list[Problem]) -> Candidates:
+    """No device may even be tried: what came closest is thought through where it would have been,
+    so that a refusal names arch, support and words all the same."""
+    cards = devices.gpu_devices(question.machine)
+    place = cards[0] if cards else devices.cpu_of(question.machine)
+    if question.wishes.gpu is not None:
+        named = [card for card in cards if devices.is_meant(card, question.wishes.gpu)]
+        place = named[0] if named else devices.cpu_of(question.machine)
+    wanted = _wanted(question)
+    return Candidates(
+        model=question.recipe.name,
+        refusal=_refusal(question.recipe.name, problems),
+        closest=draft(question, wanted[0], (place,)).candidate if wanted else None,
+    )
 
 
 def _drafts(question: Question, variant: AnyVariant, places: Sequence[Device]) -> Iterator[Draft]:

@@ -12,6 +12,7 @@ import datetime
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from flexlab.backends.model_paths import is_below
 from flexlab.recipes.certificate_schema import Bound, Certificate
@@ -30,35 +31,54 @@ def judge(
     on_cpu: bool,
     certificates: Sequence[Certificate],
     contract: str | None = None,
+    certified: Mapping[str, object] | None = None,
 ) -> list[Admission]:
     """One admission for each capability whose settings are in use, with all that is wrong.
 
-    `contract`: that of the variant's weights, where it states one.
+    `contract`: that of the variant's weights, where it states one: they are what was certified, so
+    that no setting takes them out of their certificate. `certified`: the variant's own settings;
+    another one that differs from them was not part of the proof.
     """
     by_capability: dict[str, list[Certificate]] = {}
     for certificate in certificates:
-        if certificate.backend == backend and _in_use(certificate, settings):
+        if certificate.backend == backend and _in_use(certificate, settings, contract):
             by_capability.setdefault(certificate.capability, []).append(certificate)
     return [
         _on_the_cpu(capability, known[0], settings)
         if on_cpu
-        else _by_certificate(capability, known, settings, arch, image, contract)
+        else _by_certificate(capability, known, _Asked(settings, arch, image, contract, certified))
         for capability, known in by_capability.items()
     ]
 
 
+class _Asked(NamedTuple):
+    """What is held against a certificate."""
+
+    settings: Mapping[str, object]
+    arch: str | None
+    image: str | None
+    contract: str | None
+    certified: Mapping[str, object] | None
+
+
 def bound_image(
-    backend: str, settings: Mapping[str, object], arch: str | None, known: Sequence[Certificate]
+    backend: str,
+    settings: Mapping[str, object],
+    arch: str | None,
+    known: Sequence[Certificate],
+    contract: str | None = None,
 ) -> str | None:
     """The image that the features in use are bound to on this arch; None where none is."""
     for certificate in known:
-        wanted = certificate.backend == backend and _in_use(certificate, settings)
+        wanted = certificate.backend == backend and _in_use(certificate, settings, contract)
         if wanted and arch in certificate.archs:
             return certificate.image
     return None
 
 
-def _in_use(certificate: Certificate, settings: Mapping[str, object]) -> bool:
+def _in_use(certificate: Certificate, settings: Mapping[str, object], contract: str | None) -> bool:
+    if contract is not None and contract == certificate.contract:
+        return True
     return any(settings.get(name) is not None for name in certificate.asks)
 
 
@@ -75,16 +95,9 @@ def _on_the_cpu(
     )
 
 
-def _by_certificate(
-    capability: str,
-    known: Sequence[Certificate],
-    settings: Mapping[str, object],
-    arch: str | None,
-    image: str | None,
-    contract: str | None,
-) -> Admission:
+def _by_certificate(capability: str, known: Sequence[Certificate], asked: _Asked) -> Admission:
     """By the certificate that comes closest, so that a refusal names what is left to change."""
-    judged = [(tuple(_against(one, settings, arch, image, contract)), one) for one in known]
+    judged = [(tuple(_against(one, asked)), one) for one in known]
     problems, closest = min(judged, key=lambda pair: len(pair[0]))
     why = problems[0].message if problems else f"certified since {closest.since}: {closest.proof}"
     return Admission(
@@ -98,16 +111,15 @@ def _by_certificate(
     )
 
 
-def _against(
-    certificate: Certificate,
-    settings: Mapping[str, object],
-    arch: str | None,
-    image: str | None,
-    contract: str | None,
-) -> Iterator[Problem]:
+def _against(certificate: Certificate, asked: _Asked) -> Iterator[Problem]:
+    settings, arch, image, contract, certified = asked
+    other_arch = arch not in certificate.archs
+    mend = "leave the feature out; flexlab recipes lists what fits here"
+    if not other_arch:
+        mend = f"--image {certificate.image}"
     yield from _incomplete(certificate)
     where = f"certificate {certificate.name}"
-    if arch not in certificate.archs:
+    if other_arch:
         yield Problem(
             code="certificate_arch",
             message=f"{certificate.capability} is certified on {', '.join(certificate.archs)}, "
@@ -119,13 +131,13 @@ def _against(
             code="certificate_tag",
             message=f"{image or 'an image without a name'} is not pinned by its digest, and "
             f"{where} is for one digest only",
-            hint=f"--image {certificate.image}",
+            hint=mend,
         )
     elif image != certificate.image:
         yield Problem(
             code="certificate_digest",
             message=f"{image} is another artifact than {where} was made with",
-            hint=f"--image {certificate.image}",
+            hint=mend,
         )
     if contract != certificate.contract:
         yield Problem(
@@ -135,6 +147,23 @@ def _against(
             hint="a model recipe states the contract that its weights were made by",
         )
     yield from _outside(certificate, settings, tuple(certificate.envelope))
+    if certified is not None and contract is not None:
+        yield from _not_proved(certificate, settings, certified)
+
+
+def _not_proved(
+    certificate: Certificate, settings: Mapping[str, object], certified: Mapping[str, object]
+) -> Iterator[Problem]:
+    """What the envelope does not name was run as the variant states it, and not otherwise."""
+    for name, value in settings.items():
+        if name in certificate.envelope or _means(value) == _means(certified.get(name)):
+            continue
+        yield Problem(
+            code="certificate_envelope",
+            message=f"{name} is {_shown(value)}, and {certificate.capability} was proved with "
+            f"{_shown(certified.get(name))} only",
+            hint=f"leave out --set {name}",
+        )
 
 
 def _contract(digest: str | None) -> str:

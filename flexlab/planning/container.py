@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from flexlab.backends.model_paths import MODELS_DIR, is_below
 from flexlab.planning import images
 from flexlab.planning.devices import Device
 from flexlab.planning.environment import Environment, environment
@@ -16,6 +17,7 @@ from flexlab.recipes.gpu_schema import GpuRecipe
 from flexlab.spec.plan import HOST, PORT, Candidate, Mount
 from flexlab.spec.source import HfSource, PypiSource, parse_source
 
+SLOTS = "slot_save_path"
 ANY_ADDRESS = "0.0.0.0"
 """Inside its own network; outside it is published on the loopback only."""
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9_.-]+")
@@ -55,6 +57,7 @@ def parts(
     args: Iterable[str],
     own_env: Mapping[str, str],
     weights: Mapping[str, str],
+    models_dir: str | None = None,
     locate: Locate = by_name,
 ) -> Parts:
     """`weights`: source -> path on this machine; `args`: the engine's words, with placeholders for
@@ -68,7 +71,7 @@ def parts(
             backend.name, own_env, gpu, facts, devices=len(cards), locate=locate
         ),
         args=tuple(fixed.get(word, word) for word in args),
-        mounts=tuple(_mounts(candidate, container, facts, weights)),
+        mounts=tuple(_mounts(candidate, container, weights, models_dir)),
         device_nodes=tuple(dict.fromkeys(node for card in cards for node in _nodes(card))),
         gpu_uuids=tuple(uuid for card in cards for uuid in _uuids(card)),
         group_add=tuple(sorted({gid for card in cards for gid in _groups(card)})),
@@ -82,13 +85,21 @@ def _usual_port(backend: BackendRecipe) -> int | None:
 
 
 def _mounts(
-    candidate: Candidate, container: Container, image: Image | None, weights: Mapping[str, str]
+    candidate: Candidate,
+    container: Container,
+    weights: Mapping[str, str],
+    models_dir: str | None,
 ) -> Iterable[Mount]:
+    targets = []
     for weight in candidate.weights:
-        path = weights[weight.source]
-        yield Mount(source=path, target=inside(weight.source, container))
+        target = inside(weight.source, container)
+        targets.append(target)
+        yield Mount(source=weights[weight.source], target=target)
+    for name in _named_below_models(candidate.settings, targets):
+        place = posixpath.join(models_dir or MODELS_DIR, name)
+        yield Mount(source=place, target=posixpath.join(MODELS_DIR, name))
     # A certified feature writes below the read-only weights: its own folder, and no other.
-    if slots := candidate.settings.get("slot_save_path"):
+    if slots := candidate.settings.get(SLOTS):
         yield Mount(source=_volume("slots", candidate.model), target=str(slots), read_only=False)
     for target in container.writable:
         purpose = "cache" if target == container.cache else posixpath.basename(target) or "data"
@@ -97,6 +108,21 @@ def _mounts(
         yield Mount(
             source=_volume(purpose, candidate.backend, *key), target=target, read_only=False
         )
+
+
+def _named_below_models(settings: Mapping[str, object], covered: Iterable[str]) -> list[str]:
+    """What settings name below /models beside the weights: files and folders right in it."""
+    there = {target.removeprefix(MODELS_DIR + "/").partition("/")[0] for target in covered}
+    found: dict[str, None] = {}
+    for setting, value in settings.items():
+        if setting == SLOTS or not isinstance(value, str):
+            continue
+        for path in value.split(","):
+            if is_below(path, MODELS_DIR):
+                name = path.removeprefix(MODELS_DIR + "/").partition("/")[0]
+                if name not in there:
+                    found[name] = None
+    return list(found)
 
 
 def _volume(*words: str) -> str:

@@ -76,7 +76,7 @@ def choose(
     if wish is not None:
         if wish.lower() == CPU_DEVICE:
             return Choice((cpu_of(machine),), ())
-        everything = [device for device in everything if _is_meant(device, wish)]
+        everything = [device for device in everything if is_meant(device, wish)]
     usable = [device for device in everything if device.gpu and device.gpu.usable]
     out = tuple(
         (device, problem)
@@ -122,7 +122,7 @@ def unknown_device(machine: Machine, wish: str | None) -> Problem | None:
     """What is wrong with `--gpu wish`; None where it names a device."""
     if wish is None or wish.lower() == CPU_DEVICE:
         return None
-    if any(_is_meant(device, wish) for device in gpu_devices(machine)):
+    if any(is_meant(device, wish) for device in gpu_devices(machine)):
         return None
     names = [str(gpu.index) for gpu in machine.gpus] + [gpu.id for gpu in machine.gpus]
     asked = clean_line(wish)
@@ -141,7 +141,8 @@ def _devices_of(gpu: Gpu) -> Iterable[Device]:
         yield Device(part.uuid, part.uuid, gpu.arch, part.vram_total_bytes, gpu, part)
 
 
-def _is_meant(device: Device, wish: str) -> bool:
+def is_meant(device: Device, wish: str) -> bool:
+    """Whether `--gpu wish` names this device: by index, id, address or UUID."""
     gpu = device.gpu
     if gpu is None:
         return False

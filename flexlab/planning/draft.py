@@ -19,7 +19,7 @@ from flexlab.recipes.backend_schema import BackendRecipe
 from flexlab.recipes.gpu_schema import GpuRecipe
 from flexlab.recipes.variants import AnyVariant
 from flexlab.spec.machine import Problem
-from flexlab.spec.plan import Candidate, Evidence, Limit, Support
+from flexlab.spec.plan import Admission, Candidate, Evidence, Limit, Support
 
 _LACKS_MEMORY = frozenset({"too_big", "share_too_small"})
 
@@ -88,7 +88,9 @@ def draft(
         on_cpu=device.gpu is None,
         certificates=question.certificates(variant.backend),
         contract=variant.contract,
+        certified=variant.settings.model_dump(),
     )
+    admissions += _left_out(question, variant, asked.wrong)
     candidate = msgspec.structs.replace(
         _bare(question, variant, backend, cards),
         support=judged.level,
@@ -164,6 +166,16 @@ def _slots(settings: BackendSettings) -> int | None:
     names = ("parallel", "max_num_seqs", "max_num_sequence")
     found = (getattr(settings, name, None) for name in names)
     return next((slots for slots in found if slots is not None), None)
+
+
+def _left_out(question: Question, variant: AnyVariant, wrong: Mapping[str, str]) -> list[Admission]:
+    """A gated feature that was asked for with a wrong setting is refused as such, too."""
+    return [
+        Admission(capability=one.capability, admitted=False, why=why, certificate=one.name)
+        for one in question.certificates(variant.backend)
+        for name, why in wrong.items()
+        if name in one.asks
+    ]
 
 
 def _weakest(*evidence: Evidence) -> Evidence:

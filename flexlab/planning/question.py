@@ -56,5 +56,6 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
     def where_of(self, variant: AnyVariant) -> str:
         """Where a variant stands."""
-        at = self.recipe.variants.index(variant)
+        names = [one.name for one in self.recipe.variants]
+        at = names.index(variant.name)
         return self.where or self.locate(self.recipe, "variants", at)

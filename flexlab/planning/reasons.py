@@ -63,8 +63,15 @@ def _device_reason(question: Question, cards: Sequence[Device]) -> Reason:
     choice = f"CPU: {machine.cpu.name or 'model unknown'}"
     if question.wishes.gpu is not None:
         return Reason(choice=choice, because="asked for", source="option --gpu")
-    unused = next((found for found in machine.findings if found.code == "gpu_unused"), None)
-    because = unused.message if unused else "no GPU was found"
+    usable = [gpu for gpu in machine.gpus if gpu.usable]
+    if not machine.gpus:
+        because = "no GPU was found"
+    elif not usable:
+        because = "no GPU here can be used"
+    elif question.runtime == "process":
+        because = "the embedded engine holds no code for the GPUs here"
+    else:
+        because = "nothing is known of this engine on the GPUs here"
     return Reason(choice=choice, because=because, source="machine")
 
 
@@ -75,7 +82,12 @@ def setting_reasons(
     chose it. `asked` is what was wanted, `settings` what is given."""
     told: dict[tuple[str, str], list[str]] = {}
     known = type(settings).model_fields  # a wish for another one is refused, with all the rest
-    wished = [name for name in question.wishes.settings if name in known]
+    own = variant.settings
+    wished = [
+        name
+        for name, text in question.wishes.settings.items()
+        if name in known and not _was_wrong(text, getattr(asked, name), getattr(own, name))
+    ]
     for name in dict.fromkeys([*wished, *_told_anyway(settings)]):
         because, source = _chosen_by(question, variant, name)
         wanted, given = getattr(asked, name), getattr(settings, name)
@@ -84,6 +96,11 @@ def setting_reasons(
         told.setdefault((because, source), []).append(_setting(name, given))
     for (because, source), choices in told.items():
         yield Reason(choice=", ".join(choices), because=because, source=source)
+
+
+def _was_wrong(text: str, asked: object, own: object) -> bool:
+    """Whether a wish was left out because it is wrong: then the value is the variant's own."""
+    return asked == own and text not in (str(asked), json.dumps(asked))
 
 
 def _told_anyway(settings: BackendSettings) -> Iterable[str]:

@@ -94,6 +94,7 @@ def render(
             args=args,
             own_env=env,
             weights=paths,
+            models_dir=facts.models_dir,
             locate=locate,
         )
         plan = _contained(plan, told)

@@ -95,6 +95,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known about the software here, beside the hardware."""
 
     runtimes: dict[str, RuntimeFacts] = {}
+    models_dir: str | None = None
+    """Where weights are kept: what settings name below /models lies there, too."""
     weights: dict[str, str] = {}
     """Source URI -> path, for the weights that are installed."""
     weight_bytes: dict[str, int] = {}
