@@ -29,12 +29,13 @@ WRONG_WISH_STATUS = frozenset({400, 404})
 NO_FIT_CODES = frozenset(
     {
         "arch_not_embedded", "candidate", "certificate_arch", "certificate_contract",
-        "certificate_digest", "certificate_envelope", "certificate_incomplete", "certificate_tag",
-        "cpu_flags_missing", "device_unsupported", "driver_too_old", "engine_too_old",
-        "env_uncleared", "experimental", "forbidden_here", "forbidden_setting",
-        "image_platform", "image_without_container", "no_candidate", "no_device", "no_fit",
-        "no_image", "no_memory", "not_embedded", "path_outside_models", "platform_unsupported",
-        "precompiled_only", "share_too_small", "too_big", "unsupported", "variant_arch",
+        "certificate_digest", "certificate_envelope", "certificate_incomplete",
+        "certificate_tag", "cpu_flags_missing", "device_unsupported", "driver_too_old",
+        "engine_too_old", "env_uncleared", "experimental", "forbidden_here", "forbidden_setting",
+        "image_engine", "image_platform", "image_without_container", "no_candidate", "no_device",
+        "no_fit", "no_image", "no_kfd", "no_memory", "not_embedded", "path_outside_models",
+        "platform_unsupported", "precompiled_only", "share_too_small", "too_big", "unsupported",
+        "variant_arch",
     }
 )  # fmt: skip
 """Refusals that mean: nothing here can run it, however long one waits."""

@@ -168,12 +168,11 @@ def _show(machine: Machine) -> None:
         output.say(NO_GPU)
     output.answer_table(COLUMNS, device_rows(machine))
     problems = problems_of(machine.gpus)
-    findings = machine.findings
-    if problems or findings:
+    if problems or machine.findings:
         output.answer()
     for having, problem in problems:
         output.answer_folded(f"{name_gpus(having)}: {problem.message}")
         output.answer_folded(f"   -> {problem.hint}")
-    for found in findings:
+    for found in machine.findings:
         output.answer_folded(found.message)
         output.answer_folded(f"   -> {found.hint}")

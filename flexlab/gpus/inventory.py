@@ -16,7 +16,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from flexlab.core.text import clean_line, counted
+from flexlab.core.text import clean_line
 from flexlab.gpus import pools, presence, problems
 from flexlab.gpus.bus import Bus, read_bus
 from flexlab.gpus.cpu import CpuInfo, read_cpu

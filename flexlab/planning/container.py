@@ -12,7 +12,7 @@ from flexlab.planning import images
 from flexlab.planning.devices import Device
 from flexlab.planning.environment import Environment, environment
 from flexlab.planning.question import Locate, by_name
-from flexlab.recipes.backend_schema import BackendRecipe, Container, Image
+from flexlab.recipes.backend_schema import BackendRecipe, Container
 from flexlab.recipes.gpu_schema import GpuRecipe
 from flexlab.spec.plan import HOST, PORT, Candidate, Mount
 from flexlab.spec.source import HfSource, PypiSource, parse_source

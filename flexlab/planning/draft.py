@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from flexlab import backends
 from flexlab.backends.base import BackendSettings
 from flexlab.planning import certificates as certificates_of
 from flexlab.planning import environment, fit, images, reasons, sizing, support
@@ -113,6 +114,7 @@ def draft(
         *asked.problems,
         *judged.problems,
         *image.refused,
+        *_of_another_engine(question, variant),
         *(image.problems if image.name is None else ()),
         *(problem for each in admissions for problem in each.problems),
         *_rules(question, variant, recipe, image, given),
@@ -166,6 +168,30 @@ def _slots(settings: BackendSettings) -> int | None:
     names = ("parallel", "max_num_seqs", "max_num_sequence")
     found = (getattr(settings, name, None) for name in names)
     return next((slots for slots in found if slots is not None), None)
+
+
+def _of_another_engine(question: Question, variant: AnyVariant) -> list[Problem]:
+    """An image that is known as another engine's never starts this one."""
+    wish = question.wishes.image
+    if wish is None or question.runtime not in CONTAINERS:
+        return []
+    wanted = images.repository(wish)
+    owners = [
+        name
+        for name in backends.names()
+        for image, _ in question.backend_recipe(name).image_choices
+        if images.repository(image.image) == wanted
+    ]
+    if not owners or variant.backend in owners:
+        return []
+    return [
+        Problem(
+            code="image_engine",
+            message=f"{wish} is an image of {owners[0]}, and variant {variant.name} runs in "
+            f"{variant.backend}",
+            hint=f"--backend {owners[0]}, or leave out --image",
+        )
+    ]
 
 
 def _left_out(question: Question, variant: AnyVariant, wrong: Mapping[str, str]) -> list[Admission]:

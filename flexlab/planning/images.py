@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from flexlab.spec.machine import Cpu, Problem
 from flexlab.spec.plan import Evidence, Reason
 
 ASSUMED_PLATFORM = "linux/amd64"
+_BUILD_IN_TAG = re.compile(r":(?:[\w.-]*-)?([bv]?[0-9]{4,}|v?[0-9]+\.[0-9]+\.[0-9]+)\b")
+"""`server-b8173`, `v0.19.0`, `0.12.3-rocm`."""
 
 
 class Chosen(NamedTuple):
@@ -47,9 +50,7 @@ def choose(
     of the recipe's that holds code for their archs, runs on the platform, suits the driver and the
     CPU, and has an engine that is new enough for the model. `cpu` None: unknown suits."""
     if wish is not None:
-        chosen = _asked_for(backend, cards, wish, engine_min)
-        unable = _cpu_too_old(chosen.facts, cpu, platform) if chosen.facts else None
-        return chosen._replace(refused=(*chosen.refused, *((unable,) if unable else ())))
+        return _asked_for(backend, cards, wish, platform or ASSUMED_PLATFORM, cpu, engine_min)
     if bound is not None:
         reason = Reason(
             choice=f"image {bound}", because="a certificate binds it", source=locate(backend)
@@ -88,9 +89,38 @@ def _choices(backend: BackendRecipe) -> Iterator[tuple[Image, Images, int]]:
 
 
 def facts_of(backend: BackendRecipe, name: str, arch: str | None) -> Image | None:
-    """What the recipe knows of an image, preferably of its use on `arch`."""
+    """What the recipe knows of an image, preferably of its use on `arch`.
+
+    Another tag of a repository that it knows starts like the others; its tag may tell the build.
+    """
     known = [image for image, _ in backend.image_choices if image.image == name]
-    return next((image for image in known if arch in image.archs), known[0] if known else None)
+    if known:
+        return next((image for image in known if arch in image.archs), known[0])
+    alike = [
+        image
+        for image, _ in backend.image_choices
+        if repository(image.image) == repository(name) and not image.private and arch in image.archs
+    ]
+    if not alike:
+        return None
+    build = _BUILD_IN_TAG.search(name)
+    changes = {
+        "image": name,
+        "build": build[1] if build else None,
+        "marks": (),
+        "driver_min": None,
+        "cpu_flags": None,
+        "built_from": None,
+    }
+    return alike[0].model_copy(update=changes)
+
+
+def repository(image: str) -> str:
+    """Without tag and digest, and with the registry that is meant where none is named."""
+    name = image.partition("@")[0]
+    first, _, last = name.rpartition("/")
+    plain = f"{first}/{last.partition(':')[0]}" if first else last.partition(":")[0]
+    return plain.removeprefix("docker.io/")
 
 
 def is_older(version: str | None, floor: str | None) -> bool:
@@ -109,23 +139,31 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _asked_for(
-    backend: BackendRecipe, cards: Sequence[Device], wish: str, engine_min: str | None
+    backend: BackendRecipe,
+    cards: Sequence[Device],
+    wish: str,
+    platform: str,
+    cpu: Cpu | None,
+    engine_min: str | None,
 ) -> Chosen:
+    """The user's choice counts; what is known to fail is refused all the same."""
     reason = Reason(choice=f"image {wish}", because="asked for", source="option --image")
     chosen = _known(backend, cards, wish, reason)
     facts, arch = chosen.facts, cards[0].arch
-    told = list(chosen.problems)
-    if facts is not None and arch not in facts.archs:
-        told.append(
-            Problem(
-                code="image_arch",
-                message=f"{wish} is not known to hold code for {arch or 'an unknown arch'}; "
-                f"it is there for {', '.join(facts.archs)}",
-                hint="leave out --image, and one that does is chosen",
-            )
-        )
-    old = _too_old(facts, engine_min) if facts else None
-    return chosen._replace(problems=tuple(told), refused=(old,) if old else ())
+    if facts is None:
+        return chosen
+    if arch in facts.archs:
+        unfit = _unfit(facts, cards, platform, cpu, engine_min)
+        return chosen._replace(refused=(unfit,) if unfit else ())
+    archs = [one for image, _, _ in _choices(backend) if image.image == wish for one in image.archs]
+    told = Problem(
+        code="image_arch",
+        message=f"{wish} is not known to hold code for {arch or 'an unknown arch'}; "
+        f"it is there for {', '.join(dict.fromkeys(archs))}",
+        hint="leave out --image, and one that does is chosen",
+    )
+    old = _too_old(facts, engine_min)
+    return chosen._replace(problems=(*chosen.problems, told), refused=(old,) if old else ())
 
 
 def _known(backend: BackendRecipe, cards: Sequence[Device], name: str, reason: Reason) -> Chosen:
@@ -167,6 +205,8 @@ def _unfit(
             f"and this machine is {platform}",
             hint="flexlab plan with another --backend, or --image with one built for it",
         )
+    if image.rocm is not None and (problem := _without_kfd(cards)) is not None:
+        return problem
     driver = cards[0].gpu.driver_version if cards[0].gpu else None
     if is_older(driver, image.driver_min):
         return Problem(
@@ -191,6 +231,12 @@ def _cpu_too_old(image: Image, cpu: Cpu | None, platform: str | None) -> Problem
         hint="leave out --image, and one for older CPUs is chosen where there is one; a virtual "
         "machine may hide flags that its host has (choose the CPU type host)",
     )
+
+
+def _without_kfd(cards: Sequence[Device]) -> Problem | None:
+    """ROCm would find no card, and most engines then run on the CPU without a word."""
+    found = (problem for card in cards if card.gpu for problem in card.gpu.problems)
+    return next((problem for problem in found if problem.code == "no_kfd"), None)
 
 
 def _too_old(image: Image, engine_min: str | None) -> Problem | None:

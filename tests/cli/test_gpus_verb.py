@@ -26,11 +26,9 @@ from flexlab.spec.machine import (
     Holder,
     Machine,
     MigSlice,
-    Problem,
     Sample,
 )
 
-UNUSED = Problem(code="gpu_unused", message="1 GPU found, but models run on the CPU", hint="none")
 GPU_KEYS = {
     "index", "id", "pool", "vendor", "arch", "name", "pci_id", "pci_slot", "card", "render_minor",
     "kfd_node", "hip_index", "cu_count", "is_apu", "driver", "vram_total_bytes", "vram_used_bytes",
@@ -94,12 +92,6 @@ def test_a_machine_without_a_gpu_is_no_error_and_shows_its_cpu(show: Show) -> No
     assert shown.returncode == 0
     assert shown.stderr.startswith("no GPU was found")
     assert [line.split()[0] for line in shown.stdout.splitlines()] == ["INDEX", "cpu"]
-
-
-def test_that_models_do_not_run_on_gpus_yet_is_said_beside_the_answer(show: Show) -> None:
-    shown = show(machine(card(), findings=(UNUSED,)))
-    assert shown.stderr == f"{UNUSED.message}\n"
-    assert UNUSED.message not in shown.stdout
 
 
 def test_json_has_every_key_of_the_contract_and_null_for_unknown(show: Show) -> None:
