@@ -16,7 +16,7 @@ from flexlab.recipes.catalogue import Catalogue
 from flexlab.runtimes.docker import DockerRuntime
 from flexlab.runtimes.preflight import process_facts
 from flexlab.scheduler.occupancy import seen
-from flexlab.scheduler.place import Occupancy, Room
+from flexlab.scheduler.room import Occupancy, Room
 from flexlab.scheduler.state import PoolAccount
 from flexlab.spec.lab import Snapshot
 from flexlab.spec.machine import Machine, Pool, Problem

@@ -56,6 +56,8 @@ class Moves:
         self._gone_waiters: dict[str, list[asyncio.Future[bool]]] = {}
         self._wanted_pools: frozenset[str] = frozenset()
         """Pools that a warm model which is out waits for."""
+        self._next_unload = NEVER
+        """When the next idle instance unloads, as the last round saw it."""
         self.paused = False
         """While what an earlier daemon left is being judged, nothing is decided."""
         self._tracked = Tracked()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flexlab.scheduler.place import Occupancy, Room
 from flexlab.scheduler.policy import Occupant, Phase, Policy, turn_s
+from flexlab.scheduler.room import Occupancy, Room
 from flexlab.scheduler.state import Instance, Leaving, Model, PoolAccount
 from flexlab.spec.instance import InstanceState
 from flexlab.spec.lab import InstanceView, ModelView, Snapshot

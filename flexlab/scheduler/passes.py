@@ -177,7 +177,8 @@ class Passes(Accounts):
             is_replica=bool(self._of(model.name)),
         )
         model.starts += 1
-        self._again = True  # victims that still drain for it may be ready again
+        if any(i.drained_for == model.name for i in self.instances.values()):
+            self._again = True  # victims that still drain for it may be ready again
         model.waits_for = model.preempted_by = None
         model.blocked_by = frozenset()
         self._add(instance)
@@ -217,12 +218,16 @@ class Passes(Accounts):
     # -- who leaves by himself
 
     def _unload_idle(self, now: float) -> None:
-        ready = [i for i in self.instances.values() if i.idle_since is not None]
-        for instance in ready:
+        self._next_unload = NEVER
+        for instance in [i for i in self.instances.values() if i.idle_since is not None]:
             due = self.unload_at(instance)
-            if due is not None and now >= due:
-                stale = instance.conditions.get("stale")
-                self._stop(instance, stale.why if stale else "idle")
+            if due is None:
+                continue
+            if now < due:
+                self._next_unload = min(self._next_unload, due)
+                continue
+            stale = instance.conditions.get("stale")
+            self._stop(instance, stale.why if stale else "idle")
 
     # -- who comes back, and who grows
 
@@ -347,21 +352,25 @@ class Passes(Accounts):
                 due += [one.until for one in pool.leaving]
             if pool.pressed_since is not None:
                 due.append(pool.pressed_since + self.policy.pressed_s)
-        somebody_waits, linger_s = bool(self._waiting), self.policy.linger_s
-        oldest_turn = now - max(self.policy.turn_max_s, self.policy.min_residency_s)
-        for instance in self.instances.values():
-            if instance.state == "draining" and instance.until is not None:
-                due.append(instance.until)
-            idle_since = instance.idle_since
-            if idle_since is not None and (unload := self.unload_at(instance)) is not None:
-                due.append(unload)
-            if not somebody_waits or instance.ready_at is None:
-                continue
-            if instance.ready_at > oldest_turn:
-                due.append(instance.ready_at + turn_s(instance.load_s or 0.0, self.policy))
-            if idle_since is not None:
-                due.append(idle_since + linger_s)
+        due.append(self._next_unload)
+        draining = [i for i in self.instances.values() if i.state == "draining"]
+        due += [i.until for i in draining if i.until is not None]
+        if self._waiting:
+            due += self._turns_and_lingerings(now)
         self._arm(min([when for when in due if when > now], default=NEVER))
+
+    def _turns_and_lingerings(self, now: float) -> list[float]:
+        """When somebody may become a victim by time alone."""
+        linger_s = self.policy.linger_s
+        oldest = now - max(self.policy.turn_max_s, self.policy.min_residency_s, linger_s)
+        due: list[float] = []
+        for instance in self.instances.values():
+            ready_at, idle_since = instance.ready_at, instance.idle_since
+            if ready_at is not None and ready_at > oldest:
+                due.append(ready_at + turn_s(instance.load_s or 0.0, self.policy))
+            if ready_at is not None and idle_since is not None and idle_since > oldest:
+                due.append(idle_since + linger_s)
+        return due
 
 
 def _preempted(instance: Instance) -> Refusal:

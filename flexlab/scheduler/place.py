@@ -7,73 +7,12 @@ a worse class of candidate is never taken merely because a better one needs an i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
-from typing import Protocol
 
 import msgspec
 
 from flexlab.scheduler.policy import Occupant, Policy, may_yield
+from flexlab.scheduler.room import Seen, any_short, is_short, missing_for
 from flexlab.spec.plan import Candidate, Candidates, Grant, Placement, Refusal, Wait
-
-
-class Room(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool's account. None: unknown, and then never a reason to refuse."""
-
-    usable_bytes: int | None
-    """Total less reserve: what could ever be given out."""
-    free_bytes: int | None
-    """Usable less foreign use and all claims; below 0 where those are more than there is."""
-
-
-class Seen(Protocol):
-    """Who holds what at this moment, as placement asks for it."""
-
-    @property
-    def rooms(self) -> Mapping[str, Room]: ...
-
-    @property
-    def reserved(self) -> Mapping[str, int]:
-        """Bytes per pool that a model ahead in the queue waits for (rule 7)."""
-
-    @property
-    def unknown(self) -> Mapping[str, str]:
-        """Runtimes that cannot be reached: nothing new starts there (rule 19)."""
-
-    def near(self, candidate: Candidate) -> list[Occupant]:
-        """Instances of other models that share a pool or a device with it."""
-
-
-class Occupancy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """All of it at once."""
-
-    rooms: dict[str, Room]
-    occupants: tuple[Occupant, ...] = ()
-    reserved: dict[str, int] = {}
-    unknown: dict[str, str] = {}
-
-    @cached_property
-    def _by_place(self) -> dict[str, list[Occupant]]:
-        """Pool or device -> who is there."""
-        found: dict[str, list[Occupant]] = {}
-        for one in self.occupants:
-            for place in dict.fromkeys((*one.claims, *one.devices)):
-                found.setdefault(place, []).append(one)
-        return found
-
-    def near(self, candidate: Candidate) -> list[Occupant]:
-        by_place = self._by_place
-        return others_at([by_place.get(place, ()) for place in places_of(candidate)], candidate)
-
-
-def places_of(candidate: Candidate) -> tuple[str, ...]:
-    """The pools and devices that it would be on."""
-    return (*(need.pool for need in candidate.needs), *candidate.devices)
-
-
-def others_at(lists: Sequence[Sequence[Occupant]], candidate: Candidate) -> list[Occupant]:
-    """Those of all the lists, once each, that are not of the same model."""
-    found = {one.instance: one for some in lists for one in some}
-    return [one for one in found.values() if one.model != candidate.model]
 
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,14 +76,17 @@ def choose(
         )
     refusal: Refusal | None = None
     for indexes in classes:
+        for index in indexes:  # what is free is found without judging all that is not
+            if not is_short(candidates.items[index], occupancy):
+                answer = answer_of(index)
+                if answer.victims is not None and not answer.victims:
+                    return _placement(answer)  # nothing costs less, and the first of these counts
         best: Answer | None = None
         others: list[Answer] = []
         for index in indexes:
             answer = answer_of(index)
             if answer.victims is None:
                 others.append(answer)
-            elif not answer.victims:
-                return _placement(answer)  # nothing costs less, and the first of these counts
             elif best is None or answer.cost < best.cost:
                 best = answer
         ways = [one for one in others if one.is_under_way]
@@ -192,7 +134,7 @@ def judge(candidate: Candidate, occupancy: Seen, policy: Policy, asker: Asker) -
     if (why := occupancy.unknown.get(candidate.runtime)) is not None:
         why = f"waits for {candidate.runtime}: {why}"
         return Answer(candidate=candidate, said=Wait(candidate=candidate, blocked_by=(), why=why))
-    missing = _missing(candidate, occupancy)
+    missing = missing_for(candidate, occupancy)
     must_go, going, pending = _in_the_way(candidate, others, missing)
     victims = _victims(others, must_go, missing, policy, asker)
     if victims is None:
@@ -241,26 +183,6 @@ def _in_the_way(
     return must_go - {o.instance for o in going}, going, bool(going)
 
 
-def _missing(candidate: Candidate, occupancy: Seen, *, reserved: bool = True) -> dict[str, int]:
-    """Bytes short per pool (negative: to spare); a pool of unknown size lacks nothing.
-
-    `reserved`: what models ahead in the queue wait for is not to be had (rule 7).
-    """
-    short: dict[str, int] = {}
-    for need in candidate.needs:
-        room = occupancy.rooms.get(need.pool)
-        if room is None or room.free_bytes is None:
-            short[need.pool] = 0
-        else:
-            ahead = occupancy.reserved.get(need.pool, 0) if reserved else 0
-            short[need.pool] = need.total_bytes + ahead - room.free_bytes
-    return short
-
-
-def _short(missing: Mapping[str, int]) -> bool:
-    return any(count > 0 for count in missing.values())
-
-
 def _same_group(candidate: Candidate, occupant: Occupant) -> bool:
     """Rule 15: on a shared device, same group, or one of the two takes in the whole card."""
     if candidate.group is None and occupant.group is None:
@@ -296,17 +218,17 @@ def _victims(
         for pool in left:
             left[pool] -= occupant.claims.get(pool, 0)
     for occupant in sorted((o for o in able if o not in chosen), key=_yield_order):
-        if not _short(left):
+        if not any_short(left):
             break
         if any(left[pool] > 0 and occupant.claims.get(pool, 0) > 0 for pool in left):
             chosen.append(occupant)
             for pool in left:
                 left[pool] -= occupant.claims.get(pool, 0)
-    if _short(left):
+    if any_short(left):
         return None
     for occupant in list(chosen):  # a later, larger victim may have made an earlier one needless
         without = {pool: left[pool] + occupant.claims.get(pool, 0) for pool in left}
-        if occupant.instance not in must_go and not _short(without):
+        if occupant.instance not in must_go and not any_short(without):
             chosen.remove(occupant)
             left = without
     return chosen
@@ -328,6 +250,7 @@ def _never_fits(
     candidate: Candidate, occupancy: Seen, others: Sequence[Occupant]
 ) -> Refusal | None:
     """Refused at once: larger than its pool, or than what pinned models leave of it (rule 8)."""
+    pinned = [o for o in others if o.pinned]
     for need in candidate.needs:
         room = occupancy.rooms.get(need.pool)
         if room is None or room.usable_bytes is None:
@@ -339,13 +262,12 @@ def _never_fits(
                 f"which has {_gib(room.usable_bytes)} to give",
                 hint="a smaller context needs less: --set context_size=2048",
             )
-        pinned = [o for o in others if o.pinned]
         held = sum(o.claims.get(need.pool, 0) for o in pinned)
         if held and need.total_bytes > room.usable_bytes - held:
             holders = [o for o in pinned if o.claims.get(need.pool, 0)]
             what = f"{_gib(need.total_bytes)} of {need.pool}; {_gib(held)} of "
             return _pinned_in_the_way(candidate, holders, f"{what}{_gib(room.usable_bytes)} are")
-    members = [o for o in others if o.pinned and _same_group(candidate, o)]
+    members = [o for o in pinned if _same_group(candidate, o)]
     if members:
         return _pinned_in_the_way(candidate, members, f"the group {candidate.group}, which is")
     return None
@@ -364,7 +286,7 @@ def _why_not_now(candidate: Candidate, occupancy: Seen) -> Wait | Refusal:
     """In somebody's way: wait for ours; what only strangers hold is refused with the numbers."""
     others = occupancy.near(candidate)
     must_go, _, _ = _in_the_way(candidate, others, {})
-    missing = _missing(candidate, occupancy, reserved=False)
+    missing = missing_for(candidate, occupancy, reserved=False)
     ours = [
         o
         for o in others
@@ -372,10 +294,10 @@ def _why_not_now(candidate: Candidate, occupancy: Seen) -> Wait | Refusal:
         and (o.instance in must_go or any(o.claims.get(p, 0) for p, n in missing.items() if n > 0))
     ]
     freed = {p: n - sum(o.claims.get(p, 0) for o in ours) for p, n in missing.items()}
-    if not _short(freed):
+    if not any_short(freed):
         for occupant in sorted(ours, key=lambda o: sum(o.claims.values())):
             without = {p: n + occupant.claims.get(p, 0) for p, n in freed.items()}
-            if occupant.instance not in must_go and not _short(without):
+            if occupant.instance not in must_go and not any_short(without):
                 ours.remove(occupant)  # it is not in the way of this one
                 freed = without
         return Wait(

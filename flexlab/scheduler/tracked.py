@@ -10,18 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flexlab.scheduler.occupancy import leaving_occupants, occupant
-from flexlab.scheduler.place import (
-    Answer,
-    Asker,
-    Room,
-    by_preference,
-    choose,
-    judge,
-    others_at,
-    places_of,
-)
-from flexlab.scheduler.policy import Occupant, Policy, has_lingered, turn_s
-from flexlab.scheduler.state import Instance, Model, PoolAccount
+from flexlab.scheduler.place import Answer, Asker, by_preference, choose, judge
+from flexlab.scheduler.policy import ROUNDING_S, Occupant, Policy, turn_s
+from flexlab.scheduler.room import Room, others_at, places_of
+from flexlab.scheduler.state import NEVER, Instance, Model, PoolAccount
 from flexlab.spec.plan import Candidate, Candidates, Placement, Refusal, Wait
 
 HISTORY = 512
@@ -33,10 +25,12 @@ MEMORY = 512
 class _Known:
     """One instance as it was last seen."""
 
-    __slots__ = ("places", "seen", "state")
+    __slots__ = ("changes_at", "places", "seen", "state")
 
-    def __init__(self, state: object, seen: Occupant, places: tuple[str, ...]) -> None:
-        self.state, self.seen, self.places = state, seen, places
+    def __init__(
+        self, state: object, changes_at: float, seen: Occupant, places: tuple[str, ...]
+    ) -> None:
+        self.state, self.changes_at, self.seen, self.places = state, changes_at, seen, places
 
 
 @dataclass(slots=True)
@@ -48,13 +42,21 @@ class _Answers:
     version: int
     reserved: dict[str, int]
     classes: list[list[int]]
-    by_place: dict[str, list[int]]
-    """Pool or device -> indexes of the candidates that would be there."""
     known: dict[int, Answer] = field(default_factory=dict)
+    _by_place: dict[str, list[int]] | None = None
+
+    def by_place(self) -> dict[str, list[int]]:
+        """Pool or device -> indexes of the candidates that would be there."""
+        if self._by_place is None:  # most are placed at once, and never ask
+            self._by_place = {}
+            for index, candidate in enumerate(self.candidates.items):
+                for place in places_of(candidate):
+                    self._by_place.setdefault(place, []).append(index)
+        return self._by_place
 
 
 class Tracked:
-    """Implements place.Seen; `look` brings it up to date."""
+    """Implements room.Seen; `look` brings it up to date."""
 
     def __init__(self) -> None:
         self.rooms: dict[str, Room] = {}
@@ -113,28 +115,27 @@ class Tracked:
             self._history = [*self._history[-HISTORY:], changed]
 
     def _see(self, instance: Instance, model: Model, now: float, changed: set[str]) -> None:
-        """Everything that `occupant` reads, but for times: of those only what they decide."""
-        idle_since = instance.idle_since
-        turn = turn_s(instance.load_s or 0.0, self._policy)
+        """Everything that `occupant` reads, but for `now`: of that only when it decides anew."""
         state = (
             instance.state,
             len(instance.leases),
-            idle_since,
-            idle_since is not None and has_lingered(now - idle_since, self._policy),
-            now >= (instance.ready_at or now) + turn,
+            instance.idle_since,
+            instance.ready_at,
             instance.load_s,
             not model.waiters,
             model.priority,
             model.pinned,
-            tuple(instance.conditions),
-            [instance.held(pool) for pool in instance.claims],
+            instance.drained_for,
+            (*instance.conditions,),
+            (*instance.measured.values(),),
         )
         known = self._instances.get(instance.id)
-        if known is not None and known.state == state:
+        if known is not None and known.state == state and now < known.changes_at:
             return
         seen = occupant(instance, model, now, self._policy)
         places = (*instance.claims, *instance.candidate.devices)
-        self._instances[instance.id] = _Known(state, seen, places)
+        changes_at = _changes_at(instance, now, self._policy)
+        self._instances[instance.id] = _Known(state, changes_at, seen, places)
         changed.update(places)
         for place in places:
             self._at.setdefault(place, {})[instance.id] = seen
@@ -187,11 +188,8 @@ class Tracked:
             if len(self._answers) >= MEMORY:
                 self._answers.clear()
             found = _Answers(
-                candidates, asker, self._version, dict(reserved), by_preference(candidates), {}
+                candidates, asker, self._version, dict(reserved), by_preference(candidates)
             )
-            for index, candidate in enumerate(candidates.items):
-                for place in places_of(candidate):
-                    found.by_place.setdefault(place, []).append(index)
             self._answers[name] = found
             return found
         changed: set[str] = set()
@@ -202,7 +200,18 @@ class Tracked:
             changed |= {p for p in pools if found.reserved.get(p) != reserved.get(p)}
             found.reserved = dict(reserved)
         found.version = self._version
-        for place in changed & found.by_place.keys():
-            for index in found.by_place[place]:
+        by_place = found.by_place()
+        for place in changed & by_place.keys():
+            for index in by_place[place]:
                 found.known.pop(index, None)
         return found
+
+
+def _changes_at(instance: Instance, now: float, policy: Policy) -> float:
+    """When time alone makes another occupant of it: it has lingered, or its turn is over."""
+    ends = []
+    if instance.ready_at is not None:
+        ends.append(instance.ready_at + turn_s(instance.load_s or 0.0, policy))
+    if instance.idle_since is not None:
+        ends.append(instance.idle_since + policy.linger_s - ROUNDING_S)
+    return min([end for end in ends if end > now], default=NEVER)

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from machine_shapes import GIB, candidate, candidates, on, over
 
-from flexlab.scheduler.place import Asker, Occupancy, Room, place
+from flexlab.scheduler.place import Asker, place
 from flexlab.scheduler.policy import Occupant, Policy
+from flexlab.scheduler.room import Occupancy, Room
 from flexlab.spec.plan import Placement, Refusal, Wait
 
 POLICY = Policy()

@@ -10,7 +10,7 @@ from flexlab.core.settings import load_settings
 from flexlab.forecast.here import Here, room
 from flexlab.planning.reserves import with_reserves
 from flexlab.scheduler.occupancy import seen
-from flexlab.scheduler.place import Occupancy
+from flexlab.scheduler.room import Occupancy
 from flexlab.spec.lab import InstanceView, ModelView, PoolView, Snapshot
 from flexlab.spec.machine import Machine
 
