@@ -48,6 +48,8 @@ class Passes(Accounts):
         self._settle_drains(now)
         self._admit_waiters()
         self._serve_queue(now)
+        if self._again:
+            return  # the next round looks at those who leave and come by themselves
         self._unload_idle(now)
         self._relieve(now)
         if not any(not self._of(name) for name in self._waiting):
@@ -177,7 +179,8 @@ class Passes(Accounts):
             is_replica=bool(self._of(model.name)),
         )
         model.starts += 1
-        if any(i.drained_for == model.name for i in self.instances.values()):
+        others_wait = any(other is not model for other in self._waiting.values())
+        if others_wait or any(i.drained_for == model.name for i in self.instances.values()):
             self._again = True  # victims that still drain for it may be ready again
         model.waits_for = model.preempted_by = None
         model.blocked_by = frozenset()
