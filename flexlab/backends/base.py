@@ -107,6 +107,18 @@ class Backend(Protocol):
         """Why it failed, by the end of its log; None when no pattern knows the cause."""
 
 
+class EngineDefaults:
+    """What most engines have in common; a backend inherits it and says what is special of it."""
+
+    def env(self, settings: BackendSettings, site: Site) -> dict[str, str]:
+        """None of its own: what does not follow from settings stands in the recipes."""
+        return {}
+
+    def explain(self, log_tail: str, patterns: Iterable[ErrorPattern]) -> Problem | None:
+        """Engines end in much the same way, whatever the cause; the log tells causes apart."""
+        return explain_by_patterns(log_tail, patterns)
+
+
 @runtime_checkable
 class Prepares(Protocol):
     """An engine that answers before it has a model, and is brought one."""
@@ -191,6 +203,13 @@ def option_words(options: Mapping[str, object]) -> list[str]:
         if value is not None
         for word in (option, str(value))
     ]
+
+
+def loads_behind_health(status: int) -> Readiness:
+    """Of an engine that answers its probe before it has its model: 503 meanwhile, then 200."""
+    if status == 200:
+        return "ready"
+    return "loading" if status == 503 else "failed"
 
 
 def nearest(name: str, known: Iterable[str], other_names: Mapping[str, str] | None = None) -> str:

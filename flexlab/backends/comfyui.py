@@ -7,22 +7,20 @@ reached by FlexLab alone, and no page of a browser may ask it unless a setting n
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
 from flexlab.backends.base import (
     BackendSettings,
-    ErrorPattern,
+    EngineDefaults,
     Readiness,
     Site,
-    explain_by_patterns,
     of_type,
     option_words,
 )
 from flexlab.backends.model_paths import PATH_MAX_CHARS, ModelPath
-from flexlab.spec.machine import Problem
 from flexlab.spec.plan import HOST, PORT
 
 OUTPUT_DIR = "/output"
@@ -103,7 +101,7 @@ class ComfyUiSettings(BackendSettings):
     """Whether this engine has its device alone; features that need evidence ask for it."""
 
 
-class ComfyUi:
+class ComfyUi(EngineDefaults):
     """The backend `comfyui`."""
 
     name = "comfyui"
@@ -125,17 +123,9 @@ class ComfyUi:
         words += _switches(chosen, site)
         return tuple(words)
 
-    def env(self, settings: BackendSettings, site: Site) -> dict[str, str]:
-        """None of its own: what PyTorch needs stands in the recipes."""
-        return {}
-
     def judge_ready(self, status: int, body: bytes) -> Readiness:
         """Nothing listens before its nodes are loaded; models load with the first job."""
         return "ready" if status == 200 else "failed"
-
-    def explain(self, log_tail: str, patterns: Iterable[ErrorPattern]) -> Problem | None:
-        """A start ends in a traceback; its last line has the reason."""
-        return explain_by_patterns(log_tail, patterns)
 
 
 def _switches(chosen: ComfyUiSettings, site: Site) -> Iterator[str]:

@@ -7,7 +7,7 @@ taken from them. One pipeline works on one request at a time.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
@@ -15,15 +15,14 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from flexlab.backends.base import (
     PLACEHOLDERS,
     BackendSettings,
-    ErrorPattern,
+    EngineDefaults,
     Readiness,
     Site,
-    explain_by_patterns,
+    loads_behind_health,
     of_type,
     option_words,
 )
 from flexlab.backends.model_paths import ModelPath
-from flexlab.spec.machine import Problem
 from flexlab.spec.plan import API_KEY_FILE, HOST, PORT
 
 _SIZE = re.compile(r"([1-9][0-9]{1,4})x([1-9][0-9]{1,4})", re.ASCII)
@@ -167,7 +166,7 @@ class DiffusersSettings(BackendSettings):
         return self
 
 
-class Diffusers:
+class Diffusers(EngineDefaults):
     """The backend `diffusers`."""
 
     name = "diffusers"
@@ -206,16 +205,6 @@ class Diffusers:
         words += option_words(optional)
         return tuple(words)
 
-    def env(self, settings: BackendSettings, site: Site) -> dict[str, str]:
-        """None of its own: what PyTorch needs stands in the recipes."""
-        return {}
-
     def judge_ready(self, status: int, body: bytes) -> Readiness:
         """/health is up before the pipeline is: 503 while it loads and warms up, then 200."""
-        if status == 200:
-            return "ready"
-        return "loading" if status == 503 else "failed"
-
-    def explain(self, log_tail: str, patterns: Iterable[ErrorPattern]) -> Problem | None:
-        """A start ends in a traceback; its last line has the reason."""
-        return explain_by_patterns(log_tail, patterns)
+        return loads_behind_health(status)

@@ -8,7 +8,7 @@ the words carry the product. Options that were renamed are keyed on the build.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
@@ -16,15 +16,14 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 from flexlab.backends.base import (
     PLACEHOLDERS,
     BackendSettings,
-    ErrorPattern,
+    EngineDefaults,
     Readiness,
     Site,
-    explain_by_patterns,
+    loads_behind_health,
     of_type,
     option_words,
 )
 from flexlab.backends.model_paths import ModelPath, ModelPaths
-from flexlab.spec.machine import Problem
 from flexlab.spec.plan import API_KEY_FILE, HOST, PORT
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
@@ -191,7 +190,7 @@ class LlamaCppSettings(BackendSettings):
         return self
 
 
-class LlamaCpp:
+class LlamaCpp(EngineDefaults):
     """The backend `llamacpp`."""
 
     name = "llamacpp"
@@ -214,19 +213,9 @@ class LlamaCpp:
         words += _switches(chosen)
         return tuple(words)
 
-    def env(self, settings: BackendSettings, site: Site) -> dict[str, str]:
-        """None of its own: OMP_WAIT_POLICY and the like stand in the backend's recipe."""
-        return {}
-
     def judge_ready(self, status: int, body: bytes) -> Readiness:
         """/health is up before the model is: 503 while it loads, then 200."""
-        if status == 200:
-            return "ready"
-        return "loading" if status == 503 else "failed"
-
-    def explain(self, log_tail: str, patterns: Iterable[ErrorPattern]) -> Problem | None:
-        """The engine raises one error for every cause; only its log tells them apart."""
-        return explain_by_patterns(log_tail, patterns)
+        return loads_behind_health(status)
 
 
 def _gpu_layers(chosen: LlamaCppSettings, site: Site) -> int:

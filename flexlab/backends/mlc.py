@@ -6,22 +6,20 @@ reached by FlexLab alone, and no page of a browser may ask it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from flexlab.backends.base import (
     BackendSettings,
-    ErrorPattern,
+    EngineDefaults,
     Readiness,
     Site,
-    explain_by_patterns,
     of_type,
 )
 from flexlab.backends.memory_share import chosen_share, granted_share
 from flexlab.backends.model_paths import ModelPath
-from flexlab.spec.machine import Problem
 from flexlab.spec.plan import HOST, PORT
 
 
@@ -76,7 +74,7 @@ class MlcSettings(BackendSettings):
     """Whether this engine serves this model alone; features that need evidence ask for it."""
 
 
-class Mlc:
+class Mlc(EngineDefaults):
     """The backend `mlc`."""
 
     name = "mlc"
@@ -105,10 +103,6 @@ class Mlc:
     def judge_ready(self, status: int, body: bytes) -> Readiness:
         """Nothing listens before the engine is up."""
         return "ready" if status == 200 else "failed"
-
-    def explain(self, log_tail: str, patterns: Iterable[ErrorPattern]) -> Problem | None:
-        """Compiler, loader and engine all end in the same way; only the log tells them apart."""
-        return explain_by_patterns(log_tail, patterns)
 
 
 def _overrides(chosen: MlcSettings, site: Site) -> str:

@@ -7,7 +7,7 @@ no second file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 import msgspec
@@ -15,14 +15,12 @@ from pydantic import Field, StringConstraints, model_validator
 
 from flexlab.backends.base import (
     BackendSettings,
-    ErrorPattern,
+    EngineDefaults,
     Readiness,
     Site,
-    explain_by_patterns,
     of_type,
 )
 from flexlab.core.errors import UsageError
-from flexlab.spec.machine import Problem
 from flexlab.spec.plan import Step
 
 LibraryName = Annotated[
@@ -84,7 +82,7 @@ class OllamaSettings(BackendSettings):
         return self
 
 
-class Ollama:
+class Ollama(EngineDefaults):
     """The backend `ollama`."""
 
     name = "ollama"
@@ -143,10 +141,6 @@ class Ollama:
         except msgspec.DecodeError:
             return "failed"
         return "ready" if models else "loading"
-
-    def explain(self, log_tail: str, patterns: Iterable[ErrorPattern]) -> Problem | None:
-        """Its server lives on when the runner of a model dies; the log has the reason."""
-        return explain_by_patterns(log_tail, patterns)
 
 
 class _Listed(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal, NoReturn, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
@@ -18,15 +18,13 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, 
 from flexlab.backends.base import (
     PLACEHOLDERS,
     BackendSettings,
-    ErrorPattern,
+    EngineDefaults,
     Readiness,
     Site,
-    explain_by_patterns,
     of_type,
     option_words,
 )
 from flexlab.backends.memory_share import chosen_share, granted_share
-from flexlab.spec.machine import Problem
 from flexlab.spec.plan import HOST, PORT
 
 JSON_MAX_CHARS = 16 * 1024
@@ -226,7 +224,7 @@ class VllmSettings(BackendSettings):
         return self
 
 
-class Vllm:
+class Vllm(EngineDefaults):
     """The backend `vllm`."""
 
     name = "vllm"
@@ -259,10 +257,6 @@ class Vllm:
     def judge_ready(self, status: int, body: bytes) -> Readiness:
         """Nothing listens before the engine is up; 503 says that it has died since."""
         return "ready" if status == 200 else "failed"
-
-    def explain(self, log_tail: str, patterns: Iterable[ErrorPattern]) -> Problem | None:
-        """The server ends without a reason of its own; the log of its engine has it."""
-        return explain_by_patterns(log_tail, patterns)
 
 
 def _options(chosen: VllmSettings, site: Site) -> dict[str, object]:
