@@ -14,18 +14,9 @@ class Accounts(Moves):
 
     def held(self, pool: str) -> int:
         """Bytes accounted to our instances in this pool, until they are gone and seen free."""
-        return self.held_by_pool().get(pool, 0)
-
-    def held_by_pool(self) -> dict[str, int]:
-        """The same for every pool that holds anything of ours."""
-        held: dict[str, int] = {}
-        for instance in self.instances.values():
-            for pool in instance.claims:
-                held[pool] = held.get(pool, 0) + instance.held(pool)
-        for account in self.pools.values():
-            for leaving in account.leaving:
-                held[account.id] = held.get(account.id, 0) + leaving.size_bytes
-        return held
+        held = sum(i.held(pool) for i in self.instances.values() if pool in i.claims)
+        account = self.pools.get(pool)
+        return held + sum(one.size_bytes for one in account.leaving) if account else held
 
     def sample(
         self, pool_id: str, used_bytes: int | None, measured: dict[str, MemoryUse], epoch: int

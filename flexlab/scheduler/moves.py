@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from flexlab.scheduler.effects import Effects
-from flexlab.scheduler.policy import Policy, turn_s
+from flexlab.scheduler.policy import Policy, turn_end
 from flexlab.scheduler.state import (
     NEVER,
     HeldLease,
@@ -94,7 +94,7 @@ class Moves:
             return False
         if not instance.leases or instance.ready_at is None:
             return False
-        if self._clock() < instance.ready_at + turn_s(instance.load_s or 0.0, self.policy):
+        if self._clock() < turn_end(instance.ready_at, instance.load_s, self.policy):
             return False
         return any(
             other.priority >= model.priority and instance.id in other.blocked_by

@@ -6,9 +6,7 @@ same from there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from flexlab.scheduler.policy import Occupant, Phase, Policy, turn_s
+from flexlab.scheduler.policy import Occupant, Phase, Policy, turn_end
 from flexlab.scheduler.room import Occupancy, Room
 from flexlab.scheduler.state import Instance, Leaving, Model, PoolAccount
 from flexlab.spec.instance import InstanceState
@@ -22,28 +20,6 @@ _PHASE: dict[InstanceState, Phase] = {
     "stopping": "stopping",
     "failed": "stopping",
 }
-
-
-def occupancy(
-    models: Mapping[str, Model],
-    instances: Mapping[str, Instance],
-    pools: Mapping[str, PoolAccount],
-    policy: Policy,
-    *,
-    now: float,
-    held: Mapping[str, int],
-    unknown: dict[str, str],
-) -> Occupancy:
-    """Everything at this moment. `held`: bytes of ours per pool, as accounted."""
-    rooms = {
-        pool.id: Room(
-            usable_bytes=pool.usable_bytes, free_bytes=pool.free_bytes(held.get(pool.id, 0))
-        )
-        for pool in pools.values()
-    }
-    occupants = [occupant(i, models[i.model], now, policy) for i in instances.values()]
-    occupants += [one for pool in pools.values() for one in leaving_occupants(pool)]
-    return Occupancy(rooms=rooms, occupants=tuple(occupants), unknown=unknown)
 
 
 def leaving_occupants(pool: PoolAccount) -> list[Occupant]:
@@ -67,7 +43,6 @@ def occupant(instance: Instance, model: Model, now: float, policy: Policy) -> Oc
     # What does not go away makes no room, whatever is decided.
     stuck = "stuck" in instance.conditions
     unreachable = "unknown" in instance.conditions
-    turn_end = (instance.ready_at or now) + turn_s(instance.load_s or 0.0, policy)
     return Occupant(
         instance=instance.id,
         model=instance.model,
@@ -83,7 +58,7 @@ def occupant(instance: Instance, model: Model, now: float, policy: Policy) -> Oc
         waiting=len(model.waiters),
         idle_s=None if instance.idle_since is None else now - instance.idle_since,
         idle_since=instance.idle_since,
-        turn_over=now >= turn_end,
+        turn_over=now >= turn_end(instance.ready_at or now, instance.load_s, policy),
         load_s=instance.load_s or 0.0,
         settling=instance.state == "draining",
         yields_to=instance.drained_for,

@@ -14,7 +14,7 @@ import msgspec
 from flexlab.scheduler.accounts import Accounts
 from flexlab.scheduler.occupancy import occupant
 from flexlab.scheduler.place import Asker
-from flexlab.scheduler.policy import drain_s, turn_s
+from flexlab.scheduler.policy import drain_s, turn_end
 from flexlab.scheduler.state import NEVER, Instance, Model, Preparing, new_id
 from flexlab.scheduler.warm import Warm, warm_set
 from flexlab.spec.plan import Candidate, Candidates, Placement, Refusal, Wait
@@ -83,7 +83,7 @@ class Passes(Accounts):
                 )
 
     def _settle_drains(self, now: float) -> None:
-        for instance in [i for i in self.instances.values() if i.state == "draining"]:
+        for instance in self._draining():
             wanted = instance.drained_for
             if wanted is not None and (not self.models[wanted].waiters or self._of(wanted)):
                 instance.drained_for = None
@@ -100,6 +100,9 @@ class Passes(Accounts):
             elif instance.until is not None and now >= instance.until:
                 self._cut_leases(instance, _preempted(instance))
                 self._stop(instance, instance.why)
+
+    def _draining(self) -> list[Instance]:
+        return [i for i in self.instances.values() if i.state == "draining"]
 
     def _admit_waiters(self) -> None:
         """Who queued behind another model's turn gets in again when that one is not wanted, and
@@ -205,7 +208,7 @@ class Passes(Accounts):
     def _hasten(self, model: Model, candidate: Candidate, now: float) -> None:
         """Rule 5: who drains for a lower one gets no longer than this one grants by itself."""
         places = {*(need.pool for need in candidate.needs), *candidate.devices}
-        for instance in [i for i in self.instances.values() if i.state == "draining"]:
+        for instance in self._draining():
             wanted, loser = instance.drained_for, self.models[instance.model]
             if wanted is None or self.models[wanted].priority >= model.priority or model.failures:
                 continue
@@ -356,8 +359,7 @@ class Passes(Accounts):
             if pool.pressed_since is not None:
                 due.append(pool.pressed_since + self.policy.pressed_s)
         due.append(self._next_unload)
-        draining = [i for i in self.instances.values() if i.state == "draining"]
-        due += [i.until for i in draining if i.until is not None]
+        due += [i.until for i in self._draining() if i.until is not None]
         if self._waiting:
             due += self._turns_and_lingerings(now)
         self._arm(min([when for when in due if when > now], default=NEVER))
@@ -370,7 +372,7 @@ class Passes(Accounts):
         for instance in self.instances.values():
             ready_at, idle_since = instance.ready_at, instance.idle_since
             if ready_at is not None and ready_at > oldest:
-                due.append(ready_at + turn_s(instance.load_s or 0.0, self.policy))
+                due.append(turn_end(ready_at, instance.load_s, self.policy))
             if ready_at is not None and idle_since is not None and idle_since > oldest:
                 due.append(idle_since + linger_s)
         return due

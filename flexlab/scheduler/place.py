@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from flexlab.scheduler.policy import Occupant, Policy, may_yield
-from flexlab.scheduler.room import Seen, any_short, is_short, missing_for
+from flexlab.scheduler.room import Seen, any_short, missing_for
 from flexlab.spec.plan import Candidate, Candidates, Grant, Placement, Refusal, Wait
 
 
@@ -77,7 +77,7 @@ def choose(
     refusal: Refusal | None = None
     for indexes in classes:
         for index in indexes:  # what is free is found without judging all that is not
-            if not is_short(candidates.items[index], occupancy):
+            if not any_short(missing_for(candidates.items[index], occupancy)):
                 answer = answer_of(index)
                 if answer.victims is not None and not answer.victims:
                     return _placement(answer)  # nothing costs less, and the first of these counts

@@ -88,6 +88,11 @@ def turn_s(load_s: float, policy: Policy) -> float:
     return min(max(policy.min_residency_s, 2 * load_s), policy.turn_max_s)
 
 
+def turn_end(ready_at: float, load_s: float | None, policy: Policy) -> float:
+    """When the turn of an instance ends that is ready since `ready_at`, on the same clock."""
+    return ready_at + turn_s(load_s or 0.0, policy)
+
+
 def back_off_s(failures: int, policy: Policy, *, was_ready: bool) -> float:
     """Seconds before the next start is tried (rule 11): doubling, bounded.
 

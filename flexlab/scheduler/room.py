@@ -88,17 +88,5 @@ def missing_for(candidate: Candidate, occupancy: Seen, *, reserved: bool = True)
     return short
 
 
-def is_short(candidate: Candidate, occupancy: Seen) -> bool:
-    """Whether memory is surely missing; what is unknown is not."""
-    rooms, reserved = occupancy.rooms, occupancy.reserved
-    for need in candidate.needs:
-        room = rooms.get(need.pool)
-        if room is None or room.free_bytes is None:
-            continue
-        if need.total_bytes + reserved.get(need.pool, 0) > room.free_bytes:
-            return True
-    return False
-
-
 def any_short(missing: Mapping[str, int]) -> bool:
     return any(count > 0 for count in missing.values())

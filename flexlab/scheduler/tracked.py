@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from flexlab.scheduler.occupancy import leaving_occupants, occupant
 from flexlab.scheduler.place import Answer, Asker, by_preference, choose, judge
-from flexlab.scheduler.policy import ROUNDING_S, Occupant, Policy, turn_s
+from flexlab.scheduler.policy import ROUNDING_S, Occupant, Policy, turn_end
 from flexlab.scheduler.room import Room, others_at, places_of
 from flexlab.scheduler.state import NEVER, Instance, Model, PoolAccount
 from flexlab.spec.plan import Candidate, Candidates, Placement, Refusal, Wait
@@ -211,7 +211,7 @@ def _changes_at(instance: Instance, now: float, policy: Policy) -> float:
     """When time alone makes another occupant of it: it has lingered, or its turn is over."""
     ends = []
     if instance.ready_at is not None:
-        ends.append(instance.ready_at + turn_s(instance.load_s or 0.0, policy))
+        ends.append(turn_end(instance.ready_at, instance.load_s, policy))
     if instance.idle_since is not None:
         ends.append(instance.idle_since + policy.linger_s - ROUNDING_S)
     return min([end for end in ends if end > now], default=NEVER)

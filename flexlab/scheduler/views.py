@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from flexlab.scheduler.passes import Passes
-from flexlab.scheduler.policy import turn_s
+from flexlab.scheduler.policy import turn_end
 from flexlab.scheduler.state import Instance, Model, PoolAccount
 from flexlab.spec.lab import InstanceView, ModelView, ModelWord, PoolView
 
@@ -133,8 +133,7 @@ class Views:
     def _turn_end(self, instance: Instance) -> float | None:
         if instance.ready_at is None:
             return None
-        length = turn_s(instance.load_s or 0.0, self._state.policy)
-        return self._wall(instance.ready_at + length)
+        return self._wall(turn_end(instance.ready_at, instance.load_s, self._state.policy))
 
     def pools(self) -> tuple[PoolView, ...]:
         """Every pool's account."""
