@@ -98,7 +98,7 @@ class DockerRuntime:
         except Exception as error:  # an SDK edge: many kinds of errors mean one thing
             problem = Problem(
                 code="docker_not_running",
-                message=f"the engine at {found.place.url} does not answer: {_text(error)}",
+                message=f"the engine at {found.place.url} does not answer: {words.text_of(error)}",
                 hint="sudo systemctl status docker",
             )
             return RuntimeFacts(name="docker", available=False, problems=(problem,))
@@ -183,7 +183,7 @@ class DockerRuntime:
             return self._started(client, plan, launch, made)
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
             self._remove_quietly(client, made)
-            raise words.launch_error(plan.model, _text(error)) from error
+            raise words.launch_error(plan.model, words.text_of(error)) from error
 
     def _create(self, client: APIClient, plan: LaunchPlan, launch: Launch) -> str:
         import docker.errors
@@ -291,7 +291,7 @@ class DockerRuntime:
             removed = RunState(alive=False, why="the container was removed")
             return self._ended.get(ref.id, removed)
         except Exception as error:  # an SDK edge
-            return RunState(alive=None, why=f"the engine does not answer: {_text(error)}")
+            return RunState(alive=None, why=f"the engine does not answer: {words.text_of(error)}")
         return _run_state(told["State"])
 
     def _state_of(self, container: str) -> RunState:
@@ -365,12 +365,6 @@ def _key_archive(api_key: str) -> bytes:
         file.size, file.mode, file.mtime = len(content), 0o444, int(time.time())
         archive.addfile(file, io.BytesIO(content))
     return made.getvalue()
-
-
-def _text(error: BaseException) -> str:
-    """The engine's own words, without the SDK's URL around them."""
-    told = getattr(error, "explanation", None)
-    return clean_line(str(told or error))
 
 
 def _full_name(name: str) -> str:

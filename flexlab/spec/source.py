@@ -108,37 +108,10 @@ class HfSource(msgspec.Struct, frozen=True, kw_only=True, tag="hf"):
         return weight_format(self.path or "")
 
 
-class FileSource(msgspec.Struct, frozen=True, kw_only=True, tag="file"):
-    """A file or folder that is already on this machine, used where it lies."""
+class _Path(msgspec.Struct, frozen=True, kw_only=True):
+    """A file or folder by its path alone."""
 
     path: str
-
-    @property
-    def uri(self) -> str:
-        """As `parse_source` reads it."""
-        return "file://" + quote_from_bytes(os.fsencode(self.path))
-
-    @property
-    def name(self) -> str:
-        """Default name of the model."""
-        return model_name(self.path)
-
-    @property
-    def format(self) -> WeightFormat:
-        """By the file's suffix."""
-        return weight_format(self.path)
-
-
-class LocalSource(msgspec.Struct, frozen=True, kw_only=True, tag="local"):
-    """What its owner made and laid into the models folder: published nowhere, never fetched."""
-
-    path: str
-    """Below the models folder."""
-
-    @property
-    def uri(self) -> str:
-        """As `parse_source` reads it."""
-        return f"local://{self.path}"
 
     @property
     def name(self) -> str:
@@ -149,6 +122,27 @@ class LocalSource(msgspec.Struct, frozen=True, kw_only=True, tag="local"):
     def format(self) -> WeightFormat:
         """By the suffix; `other` for a folder."""
         return weight_format(self.path)
+
+
+class FileSource(_Path, frozen=True, kw_only=True, tag="file"):
+    """A file or folder that is already on this machine, used where it lies."""
+
+    @property
+    def uri(self) -> str:
+        """As `parse_source` reads it."""
+        return "file://" + quote_from_bytes(os.fsencode(self.path))
+
+
+class LocalSource(_Path, frozen=True, kw_only=True, tag="local"):
+    """What its owner made and laid into the models folder: published nowhere, never fetched.
+
+    `path` is below that folder.
+    """
+
+    @property
+    def uri(self) -> str:
+        """As `parse_source` reads it."""
+        return f"local://{self.path}"
 
 
 Source = PypiSource | HfSource | FileSource | LocalSource

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from flexlab.core.errors import LaunchError
-from flexlab.core.text import clean_line
-from flexlab.runtimes.containers.words import pull_problem
+from flexlab.runtimes.containers.words import pull_problem, text_of
 from flexlab.spec.lab import Progress
 
 REPORT_EVERY_S = 0.2
@@ -72,8 +71,7 @@ def fetch(client: Any, image: str, report: Callable[[Progress], None]) -> None:
     except Exception as error:  # an SDK edge: HTTP errors, and connections that break
         response = getattr(error, "response", None)
         status = getattr(response, "status_code", None)
-        told = getattr(error, "explanation", None) or error
-        raise _failed(image, status, clean_line(str(told))) from error
+        raise _failed(image, status, text_of(error)) from error
     report(layers.progress())
 
 

@@ -73,6 +73,11 @@ KNOWN = (
 )
 
 
+def text_of(error: BaseException) -> str:
+    """The engine's own words, without the SDK's URL around them."""
+    return clean_line(str(getattr(error, "explanation", None) or error))
+
+
 def launch_error(model: str, text: str) -> LaunchError:
     """The engine's refusal of a create or a start."""
     plain = clean_line(text)
